@@ -1,6 +1,6 @@
-"""`relay.frontend`: importers with TVM's signatures, which give a module and its parameters.
+"""`relay.frontend`: importers with TVM's signatures, which return a module and its parameters.
 
-Each is loaded when it is first used.
+Each is imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -22,9 +22,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """A function of the frontend that has it. Raises ImportModelError where a package lacks."""
+    """Return an importer, loaded on first use. Raises ImportModelError where a package is
+    missing.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(_HOMES[name].module("relay"), name)
-    globals()[name] = found
-    return found
+    importer: object = getattr(_HOMES[name].module("relay"), name)
+    globals()[name] = importer
+    return importer

@@ -1,7 +1,7 @@
-"""The frontends, a row each: what it takes, what it needs, where it is.
+"""Table of frontends, one row each: the models it accepts, the packages it needs, its location.
 
-Reading the table imports no framework; a frontend is imported when one of its models comes. To add
-one: a row here, and a folder with a module `entry` whose functions are those of `Entry`.
+Reading the table imports no framework; a frontend is imported when one of its models is given. To
+add one: a row here, and a folder with a module `entry` whose functions are those of `Entry`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,25 @@ if TYPE_CHECKING:
 
 
 class Entry(Protocol):
-    """The functions in the module `entry` of a frontend."""
+    """Interface of a frontend's module `entry`."""
 
     def import_model(self, model: object, options: ImportOptions) -> ImportedModule:
-        """A model that the row takes, as a module. Raises ImportModelError for a broken one, and
-        UnsupportedError listing every node that cannot be imported.
+        """Import a model that the row accepts as a module.
+
+        Raises ImportModelError for a broken one, and UnsupportedError listing every node that
+        cannot be imported.
         """
 
     def survey(self, model: object) -> Survey:
-        """What a model contains, without importing it; of rows with `has_survey`."""
+        """Summarise a model without importing it; for rows with `has_survey`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package that a frontend needs, or an advice: the module it is imported as, the names it is
-    published under, from which version to below which, and a function that the module must have.
+    """Python package that a frontend, or a piece of advice, needs.
+
+    It has the module's name, its distributions' names, the oldest supported version, the first
+    unsupported one, and a function that the module must have.
     """
 
     module: str
@@ -55,34 +59,36 @@ class Package:
     function: str = ""
 
     def installed(self) -> str:
-        """The version that is there; "" where none says it."""
+        """Return the installed version; "" where none is stated."""
         return next(filter(None, map(version_of, self.distributions)), "")
 
     @property
     def distribution(self) -> str:
-        """The name under which it is there, or is to be installed."""
+        """Return the name of the installed distribution, or of the one to install."""
         return next(filter(version_of, self.distributions), self.distributions[0])
 
     def misfit(self) -> Misfit | None:
-        """Why it does not do as it is installed: not there, or of a version that is not known."""
+        """Return why the installed package cannot be used (missing, or of an unsupported version);
+        None if it can.
+        """
         if not _is_installed(self.module):
             return Misfit(f"the package {self.distributions[0]!r} is missing", "pip install")
-        have = self.installed()
-        too_old = have and self.oldest and _numbers(have) < _numbers(self.oldest)
-        too_new = have and self.below and _numbers(have) >= _numbers(self.below)
+        actual = self.installed()
+        too_old = actual and self.oldest and _numbers(actual) < _numbers(self.oldest)
+        too_new = actual and self.below and _numbers(actual) >= _numbers(self.below)
         if not too_old and not too_new:
             return None
         bounds = ("from", self.oldest), ("below", self.below)
-        wanted = " ".join(f"{word} {number}" for word, number in bounds if number)
-        text = f"expected {self.distributions[0]} {wanted}, got {have}"
+        expected = " ".join(f"{word} {number}" for word, number in bounds if number)
+        text = f"expected {self.distributions[0]} {expected}, got {actual}"
         return Misfit(text, "pip install --upgrade")
 
     def unusable(self) -> str:
-        """The same of a package that nothing of ours imports, in words, with the command that
-        installs it; also where importing it fails. "" where all is well.
+        """Return why the package cannot be used, with the command that installs it, also where
+        importing it fails; "" where it can.
         """
-        found = self.misfit()
-        if found is None:
+        problem = self.misfit()
+        if problem is None:
             try:
                 with catch_warnings():
                     simplefilter("ignore")
@@ -90,19 +96,19 @@ class Package:
                 if self.function:
                     getattr(module, self.function)
             except BROKEN as error:
-                found = broken((self,), error)
-        return "" if found is None else found.told(self.distribution)
+                problem = broken((self,), error)
+        return "" if problem is None else problem.told(self.distribution)
 
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """What is wrong with a package, and how pip mends it."""
+    """Problem with a package, and the pip command that mends it."""
 
     what: str
     command: str
 
     def told(self, install: str) -> str:
-        """Both in words. `install` is what pip is to install."""
+        """Format problem and command as text. `install` is what pip is to install."""
         return f"{self.what}; {self.command} {install}"
 
 
@@ -111,17 +117,17 @@ BROKEN = (Exception, SystemExit)
 
 
 def broken(packages: Sequence[Package], error: BaseException) -> Misfit:
-    """Of packages that are there in versions which would do, and raise while they are imported: pip
-    takes them for installed unless it is told to install them again.
+    """Return the problem of packages of supported versions that raise when imported: pip must be
+    told to reinstall them.
     """
     have = ", ".join(f"{p.distribution} {p.installed()}".strip() for p in packages)
-    said = str(error) or type(error).__name__
-    return Misfit(f"{have} cannot be imported: {said}", "pip install --force-reinstall")
+    message = str(error) or type(error).__name__
+    return Misfit(f"{have} cannot be imported: {message}", "pip install --force-reinstall")
 
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """A row."""
+    """Row of the table: a frontend and how its models are recognised."""
 
     name: str
     """Its folder: `ekiden.frontend.<name>`."""
@@ -155,53 +161,57 @@ class Frontend:
     """TVM's functions for it, which `relay.frontend` has; they are in its module `relay`."""
 
     def entry(self) -> Entry:
-        """Its functions. Raises ImportModelError with the command that installs what is missing."""
+        """Return the frontend's entry module. Raises ImportModelError with the command that
+        installs what is missing.
+        """
         return cast(Entry, self.module("entry"))
 
     def module(self, name: str) -> ModuleType:
-        """One of its modules. Raises ImportModelError with the command that installs what is
-        missing, or cannot be imported itself.
+        """Import one of the frontend's modules.
+
+        Raises ImportModelError with the command that installs what is missing or cannot be
+        imported.
         """
         self.check_packages()
         try:
             return load_module(f"ekiden.frontend.{self.name}.{name}")
         except BROKEN as error:  # of a package, which may raise anything
-            found = broken(self.packages, error)
-            text = found.told(" ".join(p.distribution for p in self.packages))
+            problem = broken(self.packages, error)
+            text = problem.told(" ".join(p.distribution for p in self.packages))
             raise ImportModelError(f"import {self.model}: {text}") from error
 
     def check_packages(self) -> None:
-        """Raise ImportModelError where a package is missing or of a version that is not known."""
-        for each in self.packages:
-            found = each.misfit()
-            if found is not None:
-                install = f"'ekiden[{self.extra}]'" if self.extra else each.distributions[0]
-                raise ImportModelError(f"import {self.model}: {found.told(install)}")
+        """Raise ImportModelError where a package is missing or of an unsupported version."""
+        for package in self.packages:
+            problem = package.misfit()
+            if problem is not None:
+                install = f"'ekiden[{self.extra}]'" if self.extra else package.distributions[0]
+                raise ImportModelError(f"import {self.model}: {problem.told(install)}")
 
     def check_options(self, options: ImportOptions) -> None:
-        """Raise CompileError for an option that is given and not honoured, and for example inputs
-        of another framework.
+        """Raise CompileError for an option that is set but not honoured, and for example inputs of
+        another framework.
         """
         for name in options.given():
             if name not in self.options:
-                known = ", ".join(f"'{n}'" for n in sorted(self.options)) or "none"
-                raise CompileError(f"compile: {self.model} takes no '{name}'; it takes {known}")
+                supported = ", ".join(f"'{n}'" for n in sorted(self.options)) or "none"
+                raise CompileError(f"compile: {self.model} takes no '{name}'; it takes {supported}")
         kwargs: object = options.example_kwargs
         if kwargs is not None and not isinstance(kwargs, Mapping):
-            got = type(kwargs).__name__
-            raise CompileError(f"compile: example_kwargs: a dictionary expected, got {got}")
-        given = options.example_inputs
-        inputs = given if isinstance(given, (list, tuple)) else [given]
-        named = [(str(at), each) for at, each in enumerate(inputs)]
-        for name, each in [*named, *(options.example_kwargs or {}).items()]:
-            row = next((r for r in FRONTENDS if _is_one_of(each, r.tensors)), self)
+            actual = type(kwargs).__name__
+            raise CompileError(f"compile: example_kwargs: a dictionary expected, got {actual}")
+        examples = options.example_inputs
+        inputs = examples if isinstance(examples, (list, tuple)) else [examples]
+        named = [(str(at), positional) for at, positional in enumerate(inputs)]
+        for name, example in [*named, *(options.example_kwargs or {}).items()]:
+            row = next((r for r in FRONTENDS if _is_one_of(example, r.tensors)), self)
             if row is not self:
-                text = f"example input {name} is a {type(each).__name__} of another framework"
+                text = f"example input {name} is a {type(example).__name__} of another framework"
                 raise CompileError(f"compile: {self.model}: {text}; {row.model} is {row.takes}")
 
     def check_model(self, model: object, function: str) -> None:
-        """Raise CompileError where `function`, which is one of this row, is given another's model
-        or none.
+        """Raise CompileError where `function`, which belongs to this row, is given another
+        frontend's model or none.
         """
         if isinstance(as_bytes(model), (str, os.PathLike, bytes)):
             return  # whoever reads it says what it is
@@ -218,9 +228,9 @@ def _is_installed(module: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The version as numbers: "2.13.0+cpu" is (2, 13, 0)."""
-    parts = text.partition("+")[0].split(".")
-    return tuple(int(p) for p in parts if p.isdigit())
+    """Return a version as numbers: "2.13.0+cpu" is (2, 13, 0)."""
+    components = text.partition("+")[0].split(".")
+    return tuple(int(p) for p in components if p.isdigit())
 
 
 def _is_exported(data: bytes) -> bool:
@@ -324,8 +334,10 @@ FRONTENDS = (
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Files and objects that no frontend takes, and what a user does with one. `starts`, `holds`,
-    `members` and `classes` are as those of a frontend; `converter` is what the advice needs.
+    """Kind of file or object that no frontend accepts, and advice to its user.
+
+    `starts`, `holds`, `members` and `classes` are as those of a frontend; `converter` is the
+    package that the advice needs.
     """
 
     what: str
@@ -339,7 +351,7 @@ class Other:
 
 
 def _by(*package: str) -> Package:
-    """What converts models to ONNX: its module, its oldest version, its function."""
+    """Return the package that converts models to ONNX: its module, oldest version and function."""
     module, oldest, function = package
     return Package(module, (module,), oldest, function=function)
 
@@ -429,14 +441,15 @@ OTHERS = (
 
 
 def frontend(name: str) -> Frontend:
-    """The row of that name."""
+    """Return the row of that name."""
     return next(row for row in FRONTENDS if row.name == name)
 
 
 def frontend_of(model: object) -> Frontend | None:
-    """The row that takes a model: a path, bytes, or an object of a framework; None if none does.
+    """Return the row that accepts a model (a path, bytes, or a framework's object); None if none
+    does.
 
-    Raises ImportModelError for a file or an object of which another tool makes a model.
+    Raises ImportModelError for a file or an object that another tool must convert first.
     """
     if isinstance(model, (str, os.PathLike)):
         path = os.fspath(model) or os.curdir
@@ -445,19 +458,19 @@ def frontend_of(model: object) -> Frontend | None:
         return _of_keras_file(row, repr(_name(path))) if is_keras else row
     model = as_bytes(model)
     if isinstance(model, bytes):
-        found = _of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP else None
-        for other in OTHERS:
-            if _starts(other, model[:_HEAD]):
-                raise _turned_away("bytes", other)
+        archive_row = _of_archive(BytesIO(model), "bytes") if model[:4] == _ZIP else None
+        for rejected in OTHERS:
+            if _starts(rejected, model[:_HEAD]):
+                raise _turned_away("bytes", rejected)
         own = (row for row in FRONTENDS if row.is_own is not None and row.is_own(model))
-        found = _of_keras_file(found, "bytes")
-        return found or _of_bytes(model) or next(own, FRONTENDS[0])
+        archive_row = _of_keras_file(archive_row, "bytes")
+        return archive_row or _of_bytes(model) or next(own, FRONTENDS[0])
     for row in FRONTENDS:
         if _is_one_of(model, row.classes):
             return _of_keras("the model") if _is_one_of(model, (_KERAS,)) else row
-    for other in OTHERS:
-        if _is_one_of(model, other.classes):
-            raise _turned_away(f"an object of class {type(model).__name__!r}", other)
+    for rejected in OTHERS:
+        if _is_one_of(model, rejected.classes):
+            raise _turned_away(f"an object of class {type(model).__name__!r}", rejected)
     return None
 
 
@@ -467,18 +480,18 @@ _BACKENDS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 
 
 def _of_keras(what: str) -> Frontend:
-    """The row of what Keras computes with. Raises ImportModelError for one that there is not."""
+    """Return the row of Keras's backend. Raises ImportModelError for an unknown one."""
     backend = keras_backend()
     if backend not in _BACKENDS:
-        known = ", ".join(repr(name) for name in _BACKENDS)
-        text = f"{what}: Keras computes with {backend!r}; set KERAS_BACKEND to one of {known}"
+        supported = ", ".join(repr(name) for name in _BACKENDS)
+        text = f"{what}: Keras computes with {backend!r}; set KERAS_BACKEND to one of {supported}"
         raise ImportModelError(f"import {text}")
     return frontend(_BACKENDS[backend])
 
 
 def keras_backend() -> str:
-    """Return what Keras computes with: as it says itself where it is loaded, else as it will find
-    it in KERAS_BACKEND or its file of settings.
+    """Return the backend of Keras: its own statement where it is loaded, else KERAS_BACKEND or its
+    configuration file.
     """
     loaded = sys.modules.get("keras")
     if loaded is not None and hasattr(loaded, "config"):
@@ -495,69 +508,73 @@ def keras_backend() -> str:
 
 
 def _of_keras_file(row: Frontend | None, name: str) -> Frontend | None:
-    """The row of a file of Keras, which is one of TensorFlow's until here. Raises ImportModelError
-    where Keras computes with PyTorch, whose models are traced with examples.
+    """Return the row of a Keras file, which was taken for TensorFlow's so far.
+
+    Raises ImportModelError where the backend is PyTorch, whose models are traced with examples.
     """
     if row is None or row.name != _BACKENDS["tensorflow"]:
         return row
-    found = _of_keras(name)
-    if found.name == "torch":
+    backend_row = _of_keras(name)
+    if backend_row.name == "torch":
         raise ImportModelError(
             f"import {name}: Keras computes with 'torch': give ekiden.compile the model, loaded by "
             "keras.saving.load_model, with example_inputs"
         )
-    return found
+    return backend_row
 
 
 def as_bytes(model: object) -> object:
-    """Return a buffer of bytes that may change as `bytes`, anything else as it is."""
+    """Return a mutable bytes-like buffer as `bytes`, anything else unchanged."""
     return bytes(model) if isinstance(model, (bytearray, memoryview)) else model
 
 
 def _is_one_of(value: object, classes: Sequence[str]) -> bool:
-    """Whether one of these names, as `Frontend.classes` has them, is that of its class."""
+    """Return whether a value's class, or a base, is among these names, as `Frontend.classes` has
+    them.
+    """
     kinds = type(value).__mro__
     return any(f"{c.__module__.partition('.')[0]}.{c.__qualname__}" in classes for c in kinds)
 
 
-def _turned_away(name: str, other: Other) -> ImportModelError:
-    text, by = f"import {name}: it is {other.what}: {other.advice}", other.converter
-    if by is not None:
-        trouble = by.unusable()
-        text += f" {by.module}.{by.function}" + (f"\n  {trouble}" if trouble else "")
+def _turned_away(name: str, rejected: Other) -> ImportModelError:
+    """Return the error that rejects a model, with advice."""
+    text, converter = f"import {name}: it is {rejected.what}: {rejected.advice}", rejected.converter
+    if converter is not None:
+        trouble = converter.unusable()
+        text += f" {converter.module}.{converter.function}" + (f"\n  {trouble}" if trouble else "")
     return ImportModelError(text)
 
 
 def described(model: object) -> str:
-    """What was given in the place of a model, in words."""
+    """Describe, for messages, an object given in the place of a model."""
     if isinstance(model, type):
         return f"the class {model.__name__}; an instance of it is meant, perhaps"
     return type(model).__name__
 
 
 def is_model_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is that of a model, as its name, or what stands in a folder, tells."""
+    """Return whether a path is that of a model, judged by its name or its folder's contents."""
     where = os.fspath(path)
     name = _name(where).lower()
     return any(name.endswith(row.suffixes) or _holds(row, where) for row in FRONTENDS)
 
 
 def _name(path: str) -> str:
-    """The last part of a path, also of a folder's that ends with its separator."""
+    """Return the last component of a path, also of a folder's that ends with its separator."""
     return os.path.basename(path.rstrip(os.sep))
 
 
 def _of_path(path: str) -> Frontend:
     if "\0" in path:
         raise ImportModelError(f"import {path!r}: no path has a character of zero")
-    head, found, shown = b"", None, _name(path)
+    head, matching_row, shown = b"", None, _name(path)
     if os.path.isfile(path):  # a pipe is read once, by the importer
         with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
             head = file.read(_HEAD)
-            found = _of_archive(file, repr(shown)) if head[:4] == _ZIP else None
-    found = found or next((row for row in FRONTENDS if _holds(row, path)), None)
-    if found is not None:
-        return found
+            matching_row = _of_archive(file, repr(shown)) if head[:4] == _ZIP else None
+    matching_row = matching_row or next((row for row in FRONTENDS if _holds(row, path)), None)
+    if matching_row is not None:
+        return matching_row
     around = os.path.dirname(path) or os.curdir
     if any(shown in row.holds and _holds(row, around) for row in FRONTENDS):
         text = f"it is a part of a model: give the folder, {around!r}"
@@ -566,9 +583,13 @@ def _of_path(path: str) -> Frontend:
         raise ImportModelError(f"import {path!r}: it is a folder: give the path of {names}")
     name = shown.lower()
     if os.path.exists(path):  # of what is not there, the importer says that
-        for other in OTHERS:
-            if _starts(other, head) or name.endswith(other.suffixes) or _holds(other, path):
-                raise _turned_away(repr(shown), other)
+        for rejected in OTHERS:
+            if (
+                _starts(rejected, head)
+                or name.endswith(rejected.suffixes)
+                or _holds(rejected, path)
+            ):
+                raise _turned_away(repr(shown), rejected)
     for row in FRONTENDS:
         if name.endswith(row.suffixes):
             return row
@@ -578,14 +599,14 @@ def _of_path(path: str) -> Frontend:
 
 
 def _models_in(folder: str) -> str:
-    """The models in a folder, in words; "" where there are none, or it is no folder."""
+    """Return the models in a folder as text; "" where there are none, or it is no folder."""
     try:
         entries = os.listdir(folder)
     except OSError:
         return ""
     names = sorted(repr(n) for n in entries if is_model_file(os.path.join(folder, n)))
-    rest = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    return " or ".join([*names[:_NAMED], *rest])
+    omitted = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return " or ".join([*names[:_NAMED], *omitted])
 
 
 _NAMED = 5
@@ -608,23 +629,25 @@ def _of_bytes(data: bytes) -> Frontend | None:
 
 
 def _of_archive(file: IO[bytes], name: str) -> Frontend | None:
-    """The row of a zip archive by what is in it. Raises ImportModelError as `frontend_of`."""
+    """Return the row of a zip archive by its members. Raises ImportModelError as `frontend_of`."""
     from zipfile import BadZipFile, ZipFile  # noqa: PLC0415 - for archives alone
 
     try:
         with ZipFile(file) as archive:
-            parts = archive.infolist()
-            if all(part.header_offset for part in parts):
+            entries = archive.infolist()
+            # A local header that does not begin the file belongs to an archive embedded in
+            # truncated data.
+            if all(entry.header_offset for entry in entries):
                 return None  # an archive inside of one that is cut short
-            members = {part.filename.rpartition("/")[2] for part in parts}
+            members = {entry.filename.rpartition("/")[2] for entry in entries}
     except (OSError, ValueError, BadZipFile):
         return None  # cut short: whoever takes it by its name says so
     for row in FRONTENDS:
         if members.intersection(row.members):
             return row
-    for other in OTHERS:
-        if members.intersection(other.members):
-            raise _turned_away(name, other)
+    for rejected in OTHERS:
+        if members.intersection(rejected.members):
+            raise _turned_away(name, rejected)
     return None
 
 
@@ -632,7 +655,7 @@ _ZIP = b"PK\x03\x04"
 
 
 def taken() -> str:
-    """What `compile` takes, in words."""
+    """Return what `compile` accepts, as text."""
     return ", ".join(["a path", "bytes", *(row.takes for row in FRONTENDS)]) + (
         ", a relay.Function or an ekiden.IRModule"
     )

@@ -52,38 +52,41 @@ def plain(rule: Rule) -> Callable[[object, Sequence[Array]], Array | None]:
 def evaluated(
     inputs: Sequence[Value | None], rule: Rule, dtype: str, is_view: bool = False
 ) -> Value | None:
-    """The output of a rule whose inputs are all known, of that dtype; None for one that has to be
-    computed at run time. A view is cheap for any size: no elements are copied.
+    """Return the known output, of dtype `dtype`, of a rule whose inputs are all known; None for one
+    that must be computed at run time.
+
+    A view is cheap for any size: no elements are copied.
     """
     present = [v for v in inputs if v is not None]
     if not present or not all(v.is_known for v in present):
         return None
     if not is_view and sum(v.elements.size for v in present) > SMALL:
         return None
-    found = rule([v.elements for v in present])
-    return None if found is None else known(found, dtype)
+    elements = rule([v.elements for v in present])
+    return None if elements is None else known(elements, dtype)
 
 
 def followed(scope: Scope, inputs: Sequence[Value | None], rule: Rule, result: Value) -> Value:
-    """The output of a node that was computed from data, with what is known of its elements; a known
-    value where that is all of them.
+    """Return the output of a node computed from data, annotated with what is known of its elements.
+
+    Where all elements are known, the result is a known value.
     """
     present = [v for v in inputs if v is not None]
     if result.is_known or not _is_followed(result):
         return result
     if not all(_is_followed(v) for v in present):
         return result
-    given = [sizes.elements(scope, v) for v in present]
-    known_of = [e for e in given if e is not None]
-    if len(known_of) < len(given):
+    input_elements = [sizes.elements(scope, v) for v in present]
+    known_inputs = [e for e in input_elements if e is not None]
+    if len(known_inputs) < len(input_elements):
         return result
     try:
-        found = rule(known_of)
+        elements = rule(known_inputs)
     except Unsupported:
         return result
-    if found is None or found.dtype != np.object_:
+    if elements is None or elements.dtype != np.object_:
         return result
-    tidy = np.asarray(np.frompyfunc(simplify, 1, 1)(found), object)
+    tidy = np.asarray(np.frompyfunc(simplify, 1, 1)(elements), object)
     if all(map(sizes.is_dim, tidy.ravel())):
         return known(tidy, result.type.dtype)
     result.hint = tidy
@@ -95,16 +98,19 @@ def _is_followed(value: Value) -> bool:
 
 
 def fold(scope: Scope, inputs: Sequence[Value | None], result: Result) -> Result:
-    """What a converter made of small constants, evaluated by the meaning of its operators; anything
-    else as it is.
+    """Evaluate what a converter built from small constants with the Relay interpreter; return
+    anything else unchanged.
     """
     present = [v for v in inputs if v is not None]
     if not present or any(v.array is None for v in present):
         return result
     size = sum(v.elements.size for v in present)
     if not isinstance(result, Expr):
-        many = result if isinstance(result, Sequence) else [result]
-        return [_fold_one(scope, each, size) if isinstance(each, Expr) else each for each in many]
+        outputs = result if isinstance(result, Sequence) else [result]
+        return [
+            _fold_one(scope, output, size) if isinstance(output, Expr) else output
+            for output in outputs
+        ]
     kind = scope.type_of(result)
     if isinstance(kind, TupleType):
         return [_fold_one(scope, TupleGetItem(result, i), size) for i in range(len(kind.fields))]
@@ -112,14 +118,15 @@ def fold(scope: Scope, inputs: Sequence[Value | None], result: Result) -> Result
 
 
 def _fold_one(scope: Scope, result: Expr, size: int) -> Expr | Value:
-    """`size` is the number of elements that the result is made of."""
+    """Evaluate one expression; `size` is the number of elements of its inputs."""
     shape = getattr(scope.type_of(result), "shape", None)
     if shape is None or not all(map(prim.is_const, shape)) or free_vars(result):
         return result
+    # Bounds import time and memory: larger results are left to the constant-folding pass.
     if size + math.prod(d.value for d in shape) > SMALL or _is_stateful(result):
         return result
-    found = interpreter.Interpreter().evaluate(result)
-    return constant(found) if isinstance(found, np.ndarray) else result
+    evaluated_array = interpreter.Interpreter().evaluate(result)
+    return constant(evaluated_array) if isinstance(evaluated_array, np.ndarray) else result
 
 
 def _is_stateful(root: Expr) -> bool:
@@ -127,7 +134,7 @@ def _is_stateful(root: Expr) -> bool:
 
 
 def shape_of(shape: Sequence[PrimExpr], dtype: str = "int64") -> Value | None:
-    """A shape as a known value; None if nothing is known of one of its dimensions."""
+    """Return a shape as a known value; None if one of its dimensions is unknown."""
     if any(isinstance(d, prim.AnyDim) for d in shape):
         return None
     return known(np.array(shape, object), dtype)
@@ -137,7 +144,9 @@ def shape_of(shape: Sequence[PrimExpr], dtype: str = "int64") -> Value | None:
 
 
 def elementwise(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
-    """A rule: `numeric` of arrays of numbers, `symbolic` of each element where there are others."""
+    """Build a rule: `numeric` on arrays of numbers, `symbolic` on each element where some are
+    expressions.
+    """
 
     def rule(inputs: Sequence[Array]) -> Array | None:
         """NumPy's result where all is known, with its rounding and overflow; else one expression
@@ -153,14 +162,14 @@ def elementwise(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
 
 
 def folded(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
-    """As `elementwise`, over any number of inputs from the left."""
+    """Build a rule like `elementwise`, left-folded over any number of inputs."""
     pair = elementwise(numeric, symbolic)
 
     def rule(inputs: Sequence[Array]) -> Array | None:
-        """The rule of two applied from the left; None where any step has no value."""
+        """Apply the binary rule from the left; return None where any step has no value."""
         total: Array | None = inputs[0]
-        for each in inputs[1:]:
-            total = None if total is None else pair([total, each])
+        for operand in inputs[1:]:
+            total = None if total is None else pair([total, operand])
         return total
 
     return rule
@@ -178,7 +187,7 @@ def arange(inputs: Sequence[Array]) -> Array | None:
 
 
 def lift(values: Array) -> Array:
-    """Numbers as expressions; integers of any width are int64."""
+    """Return numbers as expressions; integers of any width become int64."""
     if values.dtype == np.object_:
         return values
     dtype = (
@@ -189,8 +198,8 @@ def lift(values: Array) -> Array:
         else str(values.dtype)
     )
     lifted = np.empty(values.shape, object)
-    for at, each in np.ndenumerate(values):
-        lifted[at] = prim.const(each.item(), dtype)
+    for at, element in np.ndenumerate(values):
+        lifted[at] = prim.const(element.item(), dtype)
     return lifted
 
 
@@ -198,6 +207,7 @@ def _numeric_divide(a: Array, b: Array) -> Array:
     if a.dtype.kind not in "iu":
         return np.asarray(np.divide(a, b, dtype=a.dtype))
     x, y = a.astype(np.int64), b.astype(np.int64)
+    # C truncates towards 0, NumPy's // floors; max(|y|, 1) avoids a division by 0.
     quotient = np.abs(x) // np.maximum(np.abs(y), 1)
     return np.where((x < 0) == (y < 0), quotient, -quotient).astype(a.dtype)
 
@@ -225,17 +235,21 @@ def truncated_remainder(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def is_not_negative(value: PrimExpr) -> bool:
-    """Whether a value is known to be 0 or more."""
+    """Return whether a value is known to be 0 or more."""
     return Analyzer().const_int_bound(value)[0] >= 0
 
 
 def _compare(kind: type[prim.BinaryExpr]) -> Scalar:
     def rule(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        """A condition on symbols, decided where it or its opposite can be proved for all sizes; of
-        floats, which may be no numbers, nothing is.
+        """Build a condition on symbols, decided where it or its opposite can be proved for all
+        sizes.
+
+        Conditions on floats are never decided: they may be NaN.
         """
         condition = prim.binary(kind, a, b)
         analyzer = Analyzer()
+        # With NaN both a < b and a >= b are false, so proving the opposite would be wrong for
+        # floats.
         if is_float(a.dtype) or prim.is_const(condition):
             return condition
         if analyzer.can_prove(condition):
@@ -253,7 +267,7 @@ _OPPOSITE = {
 
 
 def select(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
-    """x where the condition holds, else y."""
+    """Return x where the condition holds, else y."""
     if prim.is_const(condition):
         return y if prim.is_const(condition, 0) else x
     return prim.Select(condition, x, y, x.dtype)
@@ -270,11 +284,11 @@ def _intrinsic(name: str) -> Scalar:
 
 
 def cast(dtype: str) -> Rule:
-    """The rule of a conversion to a dtype."""
+    """Return the rule of a conversion to a dtype."""
 
     def rule(inputs: Sequence[Array]) -> Array | None:
-        """NumPy's conversion of numbers, which truncates; of symbols a cast each. None for other
-        dtypes.
+        """Convert numbers as NumPy does, truncating, and each symbol by a cast; return None for
+        other dtypes.
         """
         (values,) = inputs
         if values.dtype != np.object_:
@@ -288,26 +302,28 @@ def cast(dtype: str) -> Rule:
 
 
 def _converted(value: PrimExpr, dtype: str) -> PrimExpr:
-    """A symbolic element under another type; floats that dimensions were computed in are whole."""
+    """Cast a symbolic element to a dtype; floats computed from dimensions become exact integer
+    expressions.
+    """
     if is_int(dtype) and is_float(value.dtype):
-        found = truncated(value)
-        if found is not None and (whole(value) is not None or is_not_negative(found)):
-            return found
+        integer = truncated(value)
+        if integer is not None and (whole(value) is not None or is_not_negative(integer)):
+            return integer
     return prim.cast(value, "int64" if is_int(dtype) else dtype)
 
 
 def concatenated(inputs: Sequence[Array], axis: int) -> Array:
-    """Arrays behind one another, of which some may hold expressions."""
+    """Concatenate arrays, some of which may hold expressions."""
     if any(i.dtype == np.object_ for i in inputs):
         inputs = [lift(i) for i in inputs]
     return np.concatenate(inputs, axis=axis)
 
 
 def reduced(data: Array, function: Scalar) -> PrimExpr:
-    """The elements of a vector that is not empty as one, from the left."""
-    total, *rest = lift(data)
-    for each in rest:
-        total = function(total, each)
+    """Reduce the elements of a non-empty vector to one, from the left."""
+    total, *remaining = lift(data)
+    for element in remaining:
+        total = function(total, element)
     assert isinstance(total, PrimExpr)
     return total
 

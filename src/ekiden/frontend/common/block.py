@@ -1,8 +1,8 @@
-"""The place where nodes are imported: `main`, a branch or the body of a function.
+"""Scopes in which nodes are imported: `main`, a branch or the body of a function.
 
-Most expressions need no place: they are a graph, and are evaluated where their uses need them. What
-does need one is a name for dimensions that are known at run time alone (a `Let` whose variable's
-type says them), and a condition that must hold before anything after it is computed.
+Most expressions need no scope: they are a graph, evaluated where their uses need them. A scope is
+needed by a name for dimensions known only at run time (a `Let` whose variable's type says them) and
+by a condition that must hold before anything after it is computed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def fail(reason: str) -> Expr:
-    """An expression of any type that ends the run; the error names the reason."""
+    """Return an expression of any type that ends the run with an error stating the reason."""
     return Match(Tuple(()), (), complete=False, span=Span(reason))
 
 
 @dataclass(frozen=True, slots=True)
 class _Requirement:
-    """What must hold before anything after it is computed, and what is said otherwise."""
+    """Run-time check: a condition, and the error message where it does not hold."""
 
     condition: Expr
     text: str
@@ -29,7 +29,7 @@ class _Requirement:
 
 
 class Block:
-    """What a place binds and requires, in order."""
+    """Ordered bindings and run-time checks of one scope."""
 
     def __init__(self) -> None:
         self.symbols: set[SizeVar] = set()
@@ -45,11 +45,13 @@ class Block:
         self._required: set[str] = set()
 
     def bind(self, var: Var, value: Expr) -> None:
-        """Give a value its name."""
+        """Bind a variable to a value."""
         self._items.append((var, value))
 
     def is_new(self, condition: str) -> bool:
-        """Whether a condition, by its text, was not required yet; now it counts as required."""
+        """Return whether a condition, by its text, was not required before, and mark it as
+        required.
+        """
         is_new = condition not in self._required
         self._required.add(condition)
         return is_new
@@ -59,7 +61,7 @@ class Block:
         self._items.append(_Requirement(condition, text, span))
 
     def close(self, result: Expr) -> Expr:
-        """Everything around the result, the first item outermost."""
+        """Wrap the result in all bindings and checks, the first outermost."""
         for item in reversed(self._items):
             if isinstance(item, _Requirement):
                 stop = fail(item.text)

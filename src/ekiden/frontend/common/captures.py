@@ -31,6 +31,7 @@ def bind_captured(
     iteratively.
     """
     new: dict[Expr, Expr] = {var: name(expr) for var, expr in values.items()}
+    # Iterative: models are deeper than Python's recursion limit.
     stack: list[tuple[Expr, bool]] = [(function, False)]
     while stack:
         expr, is_ready = stack.pop()
@@ -45,13 +46,13 @@ def bind_captured(
         else:
             stack.append((expr, True))
             stack.extend((child, False) for child in children(expr))
-    made = new[function]
-    assert isinstance(made, Function)
-    return made
+    rebuilt = new[function]
+    assert isinstance(rebuilt, Function)
+    return rebuilt
 
 
 def _is_free(expr: Expr) -> bool:
-    """Whether an expression of constants costs no more than to read its result: a fill."""
+    """Return whether an expression of constants costs no more than reading its result: a fill."""
     return (
         isinstance(expr, Call)
         and not is_atom(expr)

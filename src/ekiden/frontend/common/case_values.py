@@ -18,10 +18,10 @@ from ekiden.runtime.errors import CompileError, UnsupportedError
 
 
 class CaseValues:
-    """The values of one graph.
+    """Symbol table of one graph, in which a value of several possible ranks has one entry per case.
 
-    problems: a line for each node that is not supported, in the whole import. ranked: names of
-    values that have one of several ranks.
+    problems: a line for each unsupported node of the whole import. ranked: names of values that
+    have one of several ranks.
     """
 
     def __init__(self, scope: Scope, problems: list[str]) -> None:
@@ -31,7 +31,7 @@ class CaseValues:
         self._cases: Cases | None = None
 
     def __contains__(self, name: str) -> bool:
-        """Whether the graph has a value of that name."""
+        """Return whether the graph has a value of that name."""
         return name in self._values
 
     def __getitem__(self, name: str) -> Value:
@@ -44,11 +44,11 @@ class CaseValues:
         return self[name] if name in self._values else None
 
     def is_there(self, name: str) -> bool:
-        """Whether a name stands for something in the current case."""
+        """Return whether a name is bound to a value in the current case."""
         return name in self._values and not isinstance(self[name], PerCase)
 
     def put(self, values: Mapping[str, Value]) -> None:
-        """Give values their names, in the current case."""
+        """Bind names to values in the current case."""
         cases = self._cases
         if cases is not None and cases.at is not cases.root:
             cases.at.values.update(values)
@@ -59,7 +59,7 @@ class CaseValues:
             self.ranked.update(n for n, v in values.items() if isinstance(v, Member))
 
     def put_constant(self, name: str, value: Value) -> None:
-        """Give a value its name that is the same in all cases."""
+        """Bind a name to a value that is the same in all cases."""
         self._values[name] = value
 
     def of_ranks(self, names: Iterable[str]) -> list[str]:
@@ -111,6 +111,8 @@ class CaseValues:
                 return False
             assert first is not None
             raise first
+        # At least one case could be imported: failures of the others end the run there instead of
+        # the import.
         del problems[before:]
         for case in failures:
             origin = None if cases.root.whole is None else cases.root.whole.origin
@@ -144,13 +146,14 @@ class CaseValues:
         self.put(cases.end(live, self._values))
 
     def _have_failed(self) -> bool:
-        """Whether there are cases, and a node could be imported in none of them."""
+        """Return whether there are cases and a node could be imported in none of them."""
         return self._cases is not None and not self._cases.root.leaves()
 
     def try_end(self, live: Callable[[], Sequence[str]]) -> None:
         """End the cases, if there are any, where all values that are read later have one rank."""
         if self._cases is None or self._cases.at is not self._cases.root or self._have_failed():
             return
+        # Cases end as early as possible: each node within them is imported once per case.
         needed = live()
         if self._cases.are_one(needed, self._values):
             self._end(needed)

@@ -1,11 +1,12 @@
-"""What follows a value of several ranks, imported once for each: a case.
+"""Cases: the nodes that follow a value of several possible ranks, imported once for each rank; a
+case.
 
     match %q { OneOf2_0(%a) => { nodes for the rank of %a }, OneOf2_1(%b) => { nodes for %b's } }
 
 Nodes are imported in order, each in all cases that it depends on, so that the cases can end as soon
 as the values that are still needed have one rank again; the program grows by the number of cases at
-most, of which there are MAX_CASES. A case whose node cannot be imported, or whose results are
-none of MAX_ALTERNATIVES combinations of ranks, ends the run.
+most, of which there are MAX_CASES. A case whose node cannot be imported, or whose results are none
+of MAX_ALTERNATIVES combinations of ranks, ends the run.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ekiden.topi.shape import equal
 
 
 class PerCase(NoTensor):
-    """What stands for a value of a graph that each case has its own of."""
+    """Placeholder for a value of a graph that is bound separately in each case."""
 
     __slots__ = ()
     what = "a value whose rank depends on data"
@@ -53,7 +54,7 @@ class PerCase(NoTensor):
 
 
 class Case:
-    """One alternative of a sum, within a case around it; further sums split it."""
+    """Alternative of a sum type, nested within an enclosing case; further sums split it."""
 
     def __init__(self, around: Case | None, number: int = 0, var: Var | None = None) -> None:
         self.around, self.number, self.var = around, number, var
@@ -67,37 +68,37 @@ class Case:
 
     def path(self) -> list[Case]:
         """Return the cases from the outermost one to this, without the root."""
-        found: list[Case] = []
+        ancestors: list[Case] = []
         at: Case | None = self
         while at is not None and at.around is not None:
-            found.append(at)
+            ancestors.append(at)
             at = at.around
-        return found[::-1]
+        return ancestors[::-1]
 
     def leaves(self) -> list[Case]:
-        """Return the cases that nothing splits, in order, of this one; without those that fail."""
-        found, waiting = [], [self]
+        """Return, in order, the unsplit cases nested in this one, without those that fail."""
+        unsplit, waiting = [], [self]
         while waiting:
             case = waiting.pop()
             waiting += reversed(case.inner)
             if not case.inner and case.error is None:
-                found.append(case)
-        return found
+                unsplit.append(case)
+        return unsplit
 
     def failure(self) -> Exception | None:
-        """Return the first error where all cases inside of this one, or itself, have one."""
-        waiting, found = [self], None
+        """Return the first error where this case, or every case nested in it, fails; else None."""
+        waiting, first_error = [self], None
         while waiting:
             case = waiting.pop()
             waiting += reversed(case.inner)
             if not case.inner and case.error is None:
                 return None
-            found = found or case.error
-        return found
+            first_error = first_error or case.error
+        return first_error
 
 
 class Cases:
-    """The cases of a graph, which begin with none."""
+    """Tree of the cases of a graph; it begins with the root alone."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -105,7 +106,7 @@ class Cases:
 
     @contextmanager
     def inside(self, case: Case) -> Iterator[None]:
-        """A `with` block in which nodes are imported for a case, inside the current one."""
+        """Enter a `with` block that imports nodes for a case nested in the current one."""
         before, path = self.at, case.path()
         blocks = [c.block for c in path[len(before.path()) :]]
         self.at = case
@@ -129,19 +130,19 @@ class Cases:
             value = inner[0].members[value.index]
         return value
 
-    def split(self, whole: SumValue) -> list[Case]:
+    def split(self, sum_value: SumValue) -> list[Case]:
         """Split each case of the current one by the alternatives of a sum; return the new ones.
 
         Raises Unsupported where that would make too many.
         """
         old = self.at.leaves()
-        if len(self.root.leaves()) + len(old) * (len(whole.kinds) - 1) > MAX_CASES:
+        if len(self.root.leaves()) + len(old) * (len(sum_value.kinds) - 1) > MAX_CASES:
             raise Unsupported(f"more than {MAX_CASES} combinations of ranks would be told apart")
-        return [case for leaf in old for case in self._split(leaf, whole)]
+        return [case for leaf in old for case in self._split(leaf, sum_value)]
 
-    def _split(self, leaf: Case, whole: SumValue) -> list[Case]:
-        leaf.whole = whole
-        for number, kinds in enumerate(whole.kinds):
+    def _split(self, leaf: Case, sum_value: SumValue) -> list[Case]:
+        leaf.whole = sum_value
+        for number, kinds in enumerate(sum_value.kinds):
             var = held_var(kinds, self.scope.span)
             case = Case(leaf, number, var)
             with self.inside(case):
@@ -158,8 +159,8 @@ class Cases:
         while waiting:
             case = waiting.pop(0)
             with self.inside(case):
-                found = (self.value(n, values[n]) for n in names if n in values)
-                member = next((v for v in found if isinstance(v, Member)), None)
+                values_read = (self.value(n, values[n]) for n in names if n in values)
+                member = next((v for v in values_read if isinstance(v, Member)), None)
                 if member is None:
                     done.append(case)
                 else:
@@ -169,8 +170,9 @@ class Cases:
     # The end.
 
     def _kinds(self, leaf: Case, names: Sequence[str], values: dict[str, Value]) -> list[Kinds]:
-        """Return the types of values of a case as they are seen outside of all: several, where some
-        of the values are members of a sum."""
+        """Return the combinations of types that a case's values may have, as seen from outside all
+        cases.
+        """
         with self.inside(leaf):
             alternatives = alternatives_of(self.scope, self._values(names, values))
         for case in reversed(leaf.path()):
@@ -183,14 +185,16 @@ class Cases:
     def _values(self, names: Sequence[str], values: dict[str, Value]) -> list[Value]:
         """Return the values under these names in the current case. Raises Unsupported where they
         are members of several sums."""
-        found = [self.value(n, values[n]) for n in names]
-        if len({id(v.whole) for v in found if isinstance(v, Member)}) > 1:
+        current_values = [self.value(n, values[n]) for n in names]
+        if len({id(v.whole) for v in current_values if isinstance(v, Member)}) > 1:
             raise Unsupported(f"more than {MAX_CASES} combinations of ranks would be told apart")
-        return found
+        return current_values
 
     def are_one(self, names: Sequence[str], values: dict[str, Value]) -> bool:
-        """Whether all cases have values of one rank and dtype under these names, and the same
-        numbers where these are known: axes and shapes, which later nodes need to know.
+        """Return whether all cases bind these names to values of one rank and dtype.
+
+        Integers that are known (axes and shapes, which later nodes need) must have the same
+        numbers, too.
         """
         leaves = self.root.leaves()
         for leaf in leaves:
@@ -202,7 +206,7 @@ class Cases:
         return not any(self._differ(name, values, leaves) for name in names)
 
     def _differ(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> bool:
-        """Whether integers under this name are known in a case and are not the same in all."""
+        """Return whether integers under this name are known in a case and differ between cases."""
         for leaf in leaves:
             with self.inside(leaf):
                 value = self.value(name, values[name])
@@ -211,7 +215,9 @@ class Cases:
         return False
 
     def are_few(self, names: Sequence[str], values: dict[str, Value]) -> bool:
-        """Whether values have MAX_ALTERNATIVES combinations of ranks at most in all cases."""
+        """Return whether the values have at most MAX_ALTERNATIVES combinations of ranks over all
+        cases.
+        """
         _, numbers = self._alternatives(names, values)
         return all(n is not None for own in numbers for n in own)
 
@@ -234,8 +240,8 @@ class Cases:
             return same
         alternatives, numbers = self._alternatives(open_names, values)
         reason = f"{', '.join(map(repr, open_names))}: more than {MAX_ALTERNATIVES} combinations"
-        for leaf, own in zip(leaves, numbers, strict=True):
-            if all(n is None for n in own):
+        for leaf, case_numbers in zip(leaves, numbers, strict=True):
+            if all(n is None for n in case_numbers):
                 leaf.error = UnsupportedError(f"{reason} of ranks")
         numbers_of = {id(leaf): n for leaf, n in zip(leaves, numbers, strict=True)}
         if len(alternatives) > 1:
@@ -244,14 +250,15 @@ class Cases:
         order = [self.root]
         for case in order:
             order += case.inner
+        # Results of inner cases become the arms of the match of their outer case.
         for case in reversed(order):  # the inner ones first
             results[id(case)] = self._result(
                 case, open_names, values, alternatives, numbers_of, results
             )
-        whole = results[id(self.root)]
+        merged_result = results[id(self.root)]
         texts = {n for n in open_names if self._is_text(n, values, leaves)}
-        found = _results(scope, whole, alternatives, open_names)
-        return same | {n: _as_text(scope, v) if n in texts else v for n, v in found.items()}
+        merged_values = _results(scope, merged_result, alternatives, open_names)
+        return same | {n: _as_text(scope, v) if n in texts else v for n, v in merged_values.items()}
 
     def _result(
         self,
@@ -262,8 +269,9 @@ class Cases:
         numbers_of: dict[int, list[int | None]],
         results: dict[int, Expr],
     ) -> Expr:
-        """Return what a case gives: the values as a tuple, as an alternative of several, the match
-        of the cases inside of it, or the end of the run."""
+        """Return the result expression of a case: a tuple of its values, an injection into the sum,
+        the match over its inner cases, or a failure.
+        """
         scope = self.scope
         with self.inside(case):
             error = case.failure()
@@ -274,31 +282,31 @@ class Cases:
                 arms = [(c.var, results[id(c)]) for c in case.inner if c.var is not None]
                 result: Expr = match(case.whole.expr, arms).with_fields(span=scope.span)
             else:
-                given, numbers = self._values(names, values), numbers_of[id(case)]
+                current_values, numbers = self._values(names, values), numbers_of[id(case)]
                 if len(alternatives) == 1:
-                    pairs = zip(given, alternatives[0], strict=True)
+                    pairs = zip(current_values, alternatives[0], strict=True)
                     result = Tuple(tuple(scope.under(v, kind) for v, kind in pairs))
                 else:
                     reason = f"more than {MAX_ALTERNATIVES} combinations of ranks"
-                    result = injected(scope, given, alternatives, numbers, reason)
+                    result = injected(scope, current_values, alternatives, numbers, reason)
             return result if case is self.root else scope.close(result)
 
     def _same(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> Value | None:
         """Return a value that is one and the same in all cases, if it is."""
-        found: list[Value] = []
+        case_values: list[Value] = []
         for leaf in leaves:
             with self.inside(leaf):
-                found.append(self.value(name, values[name]))
-        first = found[0]
-        if isinstance(first, Absent) and all(isinstance(v, Absent) for v in found):
+                case_values.append(self.value(name, values[name]))
+        first = case_values[0]
+        if isinstance(first, Absent) and all(isinstance(v, Absent) for v in case_values):
             return first
-        if any(isinstance(v, NoTensor) or not v.is_known for v in found):
+        if any(isinstance(v, NoTensor) or not v.is_known for v in case_values):
             return None
         inner = {s for leaf in leaves for case in leaf.path() for s in case.block.symbols}
-        symbols = [e for v in found if v.symbols is not None for e in v.symbols.ravel()]
+        symbols = [e for v in case_values if v.symbols is not None for e in v.symbols.ravel()]
         if inner.intersection(free_vars(*symbols)):
             return None
-        return first if all(_are_equal(first, v) for v in found[1:]) else None
+        return first if all(_are_equal(first, v) for v in case_values[1:]) else None
 
     def _is_text(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> bool:
         with self.inside(leaves[0]):
@@ -306,7 +314,7 @@ class Cases:
 
 
 def _are_equal(a: Value, b: Value) -> bool:
-    """Whether known values have the same elements and type."""
+    """Return whether known values have the same elements and type."""
     if a.type.dtype != b.type.dtype or a.elements.shape != b.elements.shape:
         return False
     if a.array is not None and b.array is not None:
@@ -318,13 +326,13 @@ def _are_equal(a: Value, b: Value) -> bool:
 
 
 def _results(
-    scope: Scope, whole: Expr, alternatives: Sequence[Kinds], names: Sequence[str]
+    scope: Scope, result: Expr, alternatives: Sequence[Kinds], names: Sequence[str]
 ) -> dict[str, Value]:
     """Return the values of a tuple, or of a sum of tuples, under their names."""
     if len(alternatives) == 1:
-        return dict(zip(names, scope.fields(whole, names), strict=True))
+        return dict(zip(names, scope.fields(result, names), strict=True))
     return dict(
-        zip(names, members(scope, SumValue(scope.spanned(whole), alternatives)), strict=True)
+        zip(names, members(scope, SumValue(scope.spanned(result), alternatives)), strict=True)
     )
 
 
@@ -341,15 +349,15 @@ def alternatives_of(
     scope: Scope, values: Sequence[Value], block: Block | None = None
 ) -> list[Kinds]:
     """Return the combinations of types that values may have, as they are seen around a block."""
-    whole = whole_of(values)
-    if whole is None:
+    sum_value = whole_of(values)
+    if sum_value is None:
         return [tuple(scope.outside(v.kind, block) for v in values)]
     return [
         tuple(
             scope.outside(kinds[v.index] if isinstance(v, Member) else v.kind, block)
             for v in values
         )
-        for kinds in whole.kinds
+        for kinds in sum_value.kinds
     ]
 
 
@@ -360,17 +368,20 @@ def injected(
     numbers: Sequence[int | None],
     reason: str = "",
 ) -> Expr:
-    """Return values as a sum of these alternatives: of those that they may have themselves, each is
-    the one that `numbers` says, or ends the run for this reason where that is None.
+    """Return values injected into a sum of these alternatives.
 
-    Raises Unsupported for strings.
+    For each combination of types that the values may have, `numbers` gives the alternative, or None
+    where the run ends with this reason.
+
+    Raises:
+        Unsupported: for strings.
     """
     if any(isinstance(v, TextValue) for v in values):
         raise Unsupported("strings whose rank depends on data are not supported")
-    whole = whole_of(values)
+    sum_value = whole_of(values)
     arms: list[tuple[Var, Expr]] = []
     for own, number in enumerate(numbers):
-        held = held_var(() if whole is None else whole.kinds[own], scope.span)
+        held = held_var(() if sum_value is None else sum_value.kinds[own], scope.span)
         if number is None:
             arms.append((held, fail(f"{scope.span}: {reason}")))
             continue
@@ -382,45 +393,45 @@ def injected(
         ]
         kinds = [TupleType(k) for k in alternatives]
         arms.append((held, inject(kinds, number, Tuple(tuple(fields)))))
-    if whole is None:
+    if sum_value is None:
         ((_, alone),) = arms
         return alone
-    assert whole.expr is not None
-    return match(whole.expr, arms).with_fields(span=scope.span)
+    assert sum_value.expr is not None
+    return match(sum_value.expr, arms).with_fields(span=scope.span)
 
 
-def members(scope: Scope, whole: SumValue) -> list[Value]:
+def members(scope: Scope, union: SumValue) -> list[Value]:
     """Return the values of a sum: those of one type in all alternatives as plain ones."""
-    found: list[Value] = []
-    for index in range(len(whole.kinds[0])):
-        kinds, _ = merged([(k[index],) for k in whole.kinds])
+    fields: list[Value] = []
+    for index in range(len(union.kinds[0])):
+        kinds, _ = merged([(k[index],) for k in union.kinds])
         if len(kinds) > 1:
-            found.append(Member(whole, index))
+            fields.append(Member(union, index))
         else:
-            found.append(scope.bound(_member(scope, whole, index, kinds[0][0]), "held"))
-    return found
+            fields.append(scope.bound(_member(scope, union, index, kinds[0][0]), "held"))
+    return fields
 
 
-def _member(scope: Scope, whole: SumValue, index: int, kind: Type) -> Expr:
+def _member(scope: Scope, union: SumValue, index: int, kind: Type) -> Expr:
     """Return a member that has one type in all alternatives."""
-    assert whole.expr is not None
-    held = [held_var(k, scope.span) for k in whole.kinds]
+    assert union.expr is not None
+    held = [held_var(k, scope.span) for k in union.kinds]
     arms = [(var, scope.relaxed(TupleGetItem(var, index), kind)) for var in held]
-    return match(whole.expr, arms).with_fields(span=scope.span)
+    return match(union.expr, arms).with_fields(span=scope.span)
 
 
 def leaving(scope: Scope, value: Value) -> Value:
     """Return an output of a program; one of several ranks as a sum of tensors, of its own."""
     if not isinstance(value, Member):
         return value
-    whole, index = value.whole, value.index
-    kinds, numbers = merged([(k[index],) for k in whole.kinds])
+    sum_value, index = value.whole, value.index
+    kinds, numbers = merged([(k[index],) for k in sum_value.kinds])
     scope.use_sum(len(kinds))
-    held = [held_var(k, scope.span) for k in whole.kinds]
+    held = [held_var(k, scope.span) for k in sum_value.kinds]
     arms = []
     for var, number in zip(held, numbers, strict=True):
         field = scope.relaxed(TupleGetItem(var, index), kinds[number][0])
         arms.append((var, inject([k for (k,) in kinds], number, field)))
-    assert whole.expr is not None
-    alone = scope.spanned(match(whole.expr, arms).with_fields(span=scope.span))
-    return SumValue(alone, whole.kinds)
+    assert sum_value.expr is not None
+    output = scope.spanned(match(sum_value.expr, arms).with_fields(span=scope.span))
+    return SumValue(output, sum_value.kinds)

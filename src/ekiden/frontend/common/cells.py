@@ -32,7 +32,9 @@ Step = Callable[[Sequence[Expr], Sequence[Expr]], list[Expr]]
 
 @dataclass(frozen=True, slots=True)
 class LstmStep:
-    """A step of an LSTM: its gates, its cell, and what that shows."""
+    """Step of an LSTM: its gates, the new cell state, and the activated cell that the output gate
+    scales.
+    """
 
     take: Expr
     keep: Expr
@@ -43,15 +45,17 @@ class LstmStep:
 
     @property
     def hidden(self) -> Expr:
-        """What the cell shows through its gate."""
+        """Return the hidden state: the activated cell times the output gate."""
         return op.multiply(self.shown, self.show)
 
 
-def gate(total: Expr, hole: Expr | None = None) -> Gate:
-    """A gate of a sum, which looks at the cell through a peephole."""
-    if hole is None:
+def gate(total: Expr, peephole: Expr | None = None) -> Gate:
+    """Return a gate on the sum `total`, which also reads the cell state through a peephole weight
+    if there is one.
+    """
+    if peephole is None:
         return lambda cell: total
-    return lambda cell: op.add(total, op.multiply(cell, hole))
+    return lambda cell: op.add(total, op.multiply(cell, peephole))
 
 
 def lstm(
@@ -60,14 +64,25 @@ def lstm(
     activation: Callable[[Expr], Expr] = op.tanh,
     bound: float = 0.0,
 ) -> LstmStep:
-    """One step from `cell`; gates i (or None), f, g, o, of which o sees the new cell."""
-    first, second, third, last = gates
-    assert second is not None and third is not None and last is not None
-    keep = op.sigmoid(second(cell))
-    take = op.subtract(const(1.0), keep) if first is None else op.sigmoid(first(cell))
-    new = activation(third(cell))
-    after = bounded(op.add(op.multiply(keep, cell), op.multiply(take, new)), bound)
-    return LstmStep(take, keep, new, op.sigmoid(last(after)), after, activation(after))
+    """Compute one LSTM step from `cell`.
+
+    Args:
+        gates: pre-activations of i, f, g, o; i may be None (then i = 1 - f). The output gate o
+        reads
+            the new cell.
+        cell: the previous cell state.
+        activation: of the candidate and of the cell.
+        bound: clips the new cell to [-bound, bound]; 0 for no clipping.
+    """
+    input_gate, forget_gate, candidate_gate, output_gate = gates
+    assert forget_gate is not None and candidate_gate is not None and output_gate is not None
+    keep = op.sigmoid(forget_gate(cell))
+    take = op.subtract(const(1.0), keep) if input_gate is None else op.sigmoid(input_gate(cell))
+    new = activation(candidate_gate(cell))
+    new_cell = bounded(op.add(op.multiply(keep, cell), op.multiply(take, new)), bound)
+    return LstmStep(
+        take, keep, new, op.sigmoid(output_gate(new_cell)), new_cell, activation(new_cell)
+    )
 
 
 _LAYERS: Mapping[str, Callable[..., Expr]] = {
@@ -93,53 +108,53 @@ def recurrent_layer(
 
 
 def gru(data: Sequence[Expr], state: Sequence[Expr], hidden: Expr) -> Expr:
-    """The next hidden state, from the products of data and state for r, z and n."""
+    """Compute the next hidden state of a GRU from the products of data and state for r, z and n."""
     reset, keep = (op.sigmoid(op.add(data[i], state[i])) for i in (0, 1))
     new = op.tanh(op.add(data[2], op.multiply(reset, state[2])))
     return op.add(new, op.multiply(keep, op.subtract(hidden, new)))
 
 
 def projected(hidden: Expr, weight: Expr, bias: Expr | None = None, bound: float = 0.0) -> Expr:
-    """A hidden state of fewer units."""
-    made = op.nn.dense(hidden, weight)
-    return bounded(made if bias is None else op.add(made, bias), bound)
+    """Project a hidden state to fewer units (LSTM with projection)."""
+    projection = op.nn.dense(hidden, weight)
+    return bounded(projection if bias is None else op.add(projection, bias), bound)
 
 
 def normalised(x: Expr) -> Expr:
-    """Over the last axis: mean 0 and variance 1."""
+    """Normalise the last axis to mean 0 and variance 1."""
     mean = op.mean(x, axis=[-1], keepdims=True)
-    apart = op.subtract(x, mean)
-    variance = op.mean(op.multiply(apart, apart), axis=[-1], keepdims=True)
-    return op.divide(apart, op.sqrt(op.add(variance, const(1e-8))))
+    centred = op.subtract(x, mean)
+    variance = op.mean(op.multiply(centred, centred), axis=[-1], keepdims=True)
+    return op.divide(centred, op.sqrt(op.add(variance, const(1e-8))))
 
 
 def bounded(x: Expr, limit: float) -> Expr:
-    """Within -limit and limit; a limit of 0 is none."""
+    """Clip to [-limit, limit]; a limit of 0 means none."""
     return op.clip(x, -limit, limit) if limit > 0 else x
 
 
 def scanned(
     node: Node, data: Sequence[Expr], start: Sequence[Value], step: Step, backwards: bool = False
 ) -> tuple[Expr, list[Value]]:
-    """All steps of data [steps, ..]: the outputs [steps, ..], and the states behind the last."""
+    """Run all steps over data [steps, ..]; return the outputs [steps, ..] and the final states."""
     scope = node.scope
     extent = node.typed(data[0]).shape[0]
     if known(extent) == 1:
         rows = [op.squeeze(d, axis=[0]) for d in data]
-        after = [node.given(e) for e in step(rows, [scope.expr(s) for s in start])]
-        return op.expand_dims(scope.expr(after[0]), 0), after
+        next_states = [node.given(e) for e in step(rows, [scope.expr(s) for s in start])]
+        return op.expand_dims(scope.expr(next_states[0]), 0), next_states
     limit = scope.spanned(scope.scalar(extent))
-    whole = [node.given(d) for d in data]
+    sequences = [node.given(d) for d in data]
     last = scope.spanned(op.subtract(limit, const(np.int64(1))))
 
-    def turn(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """One step of time."""
+    def iterate(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+        """Run one time step."""
         at = scope.expr(index)
         at = op.subtract(last, at) if backwards else at
-        rows = [scope.expr(node.given(op.take(scope.expr(d), at, axis=0))) for d in whole]
+        rows = [scope.expr(node.given(op.take(scope.expr(d), at, axis=0))) for d in sequences]
         after = [node.given(e) for e in step(rows, [scope.expr(c) for c in carried])]
         return Iteration(go, after, after[:1])
 
     names = [f"state{at}" for at in range(len(start))]
-    final, (parts,), _ = Loop(node, names, start, limit, None, turn).build()
-    return scope.expr(stacked(scope, parts, "steps", extent, 0, backwards)), final
+    final, (collected,), _ = Loop(node, names, start, limit, None, iterate).build()
+    return scope.expr(stacked(scope, collected, "steps", extent, 0, backwards)), final

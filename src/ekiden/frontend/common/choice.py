@@ -31,7 +31,9 @@ Run = Callable[[], list[Value]]
 
 
 class _Branch:
-    """One side: its values and the expression that gives them, or why it cannot run."""
+    """Branch of an If: its values and result expression, or the error with which its
+    import failed.
+    """
 
     def __init__(self, scope: Scope, run: Run) -> None:
         self.scope, self.block = scope, Block()
@@ -56,7 +58,7 @@ class _Branch:
             return self.scope.close(injected(self.scope, self.values, alternatives, numbers))
 
     def expr(self, kinds: Sequence[Type]) -> Expr:
-        """Its results, under these types."""
+        """Return the branch's results as a tuple under these types."""
         scope = self.scope
         with scope.inside(self.block):
             pairs = zip(self.values, kinds, strict=True)
@@ -65,10 +67,13 @@ class _Branch:
 
 
 def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[str]) -> list[Value]:
-    """The results of the first branch where a condition of one element holds, else of the second;
+    """Return the results of the first branch where a condition of one element holds, else of the
+    second.
+
     `names` are those of the branches in messages.
 
-    Raises Unsupported where the branches give different numbers of values.
+    Raises:
+        Unsupported: where the branches return different numbers of values.
     """
     if condition.array is not None and condition.array.size == 1:
         return runs[0 if condition.array.item() else 1]()
@@ -81,8 +86,8 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     if doomed:
         if len(doomed) == len(sides):
             raise ImportModelError("; ".join(f"{names[n]}: {doomed[n]}" for n in doomed))
-        (other,) = doomed
-        return _only(node, condition, sides, names, 1 - other, doomed[other])
+        (failing,) = doomed
+        return _only(node, condition, sides, names, 1 - failing, doomed[failing])
     if len(sides[0].values) != len(sides[1].values):
         node.unsupported("its branches have different numbers of outputs")
     if any(isinstance(v, Absent) for s in sides for v in s.values):
@@ -94,10 +99,12 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     (common,) = alternatives
     test = as_scalar(node.scope, condition)
     chosen = If(test, sides[0].expr(common), sides[1].expr(common))
-    found = node.scope.fields(chosen.with_fields(span=node.scope.span), _labels(node, common))
+    chosen_fields = node.scope.fields(
+        chosen.with_fields(span=node.scope.span), _labels(node, common)
+    )
     pairs = zip(sides[0].values, sides[1].values, strict=True)
-    both = [_known(node.scope, condition, a, b) for a, b in pairs]
-    return [v if k is None else k for k, v in zip(both, found, strict=True)]
+    known_results = [_known(node.scope, condition, a, b) for a, b in pairs]
+    return [v if k is None else k for k, v in zip(known_results, chosen_fields, strict=True)]
 
 
 def choose_at(
@@ -123,16 +130,17 @@ def _either(
     alternatives: Sequence[Kinds],
     numbers: Sequence[int],
 ) -> list[Value]:
-    """Return the results as members of a sum; `numbers` are the alternatives that the sides have,
-    those of the first one first."""
+    """Return the results as members of a sum; `numbers` are the alternatives of each side, those of
+    the first one first.
+    """
     scope = node.scope
     scope.use_sum(len(alternatives))
     count = len(sides[0].alternatives())
-    parts = numbers[:count], numbers[count:]
-    first, other = (s.injected(alternatives, n) for s, n in zip(sides, parts, strict=True))
-    chosen = scope.spanned(If(as_scalar(scope, condition), first, other, span=scope.span))
+    side_numbers = numbers[:count], numbers[count:]
+    first, second = (s.injected(alternatives, n) for s, n in zip(sides, side_numbers, strict=True))
+    chosen = scope.spanned(If(as_scalar(scope, condition), first, second, span=scope.span))
     origin = None
-    if len(alternatives) == len(sides) and all(len(n) == 1 for n in parts):
+    if len(alternatives) == len(sides) and all(len(n) == 1 for n in side_numbers):
         branches = (0, 1) if numbers[0] == 0 else (1, 0)
         origin = (str(scope.span), branches)
     return members(scope, SumValue(chosen, alternatives, origin))
@@ -150,7 +158,7 @@ def _check_dtypes(node: Node, sides: Sequence[_Branch], names: Sequence[str]) ->
 
 
 def _labels(node: Node, results: Sequence[object]) -> list[str]:
-    """A name for each result: those of the node's outputs, as far as there are."""
+    """Return a name for each result: the node's output names, then "resultN"."""
     names = list(node.output_names)[: len(results)]
     return names + [f"result{i}" for i in range(len(names), len(results))]
 
@@ -160,27 +168,31 @@ def _only(
     condition: Value,
     sides: Sequence[_Branch],
     names: Sequence[str],
-    taken: int,
+    runnable: int,
     reason: str,
 ) -> list[Value]:
-    """One branch; where the other would be taken the run ends."""
-    side = sides[taken]
-    stop = fail(f"{node.scope.span}: {names[1 - taken]} is taken, but {reason}")
+    """Return the results of the one branch that can run; the run ends where the other would be
+    taken.
+    """
+    side = sides[runnable]
+    stop = fail(f"{node.scope.span}: {names[1 - runnable]} is taken, but {reason}")
     test = as_scalar(node.scope, condition)
     if whole_of(side.values) is not None:
         alternatives, numbers = merged(side.alternatives())
         node.scope.use_sum(len(alternatives))
         held = side.injected(alternatives, numbers)
-        arms = (held, stop) if taken == 0 else (stop, held)
+        arms = (held, stop) if runnable == 0 else (stop, held)
         chosen = node.scope.spanned(If(test, *arms).with_fields(span=node.scope.span))
         return members(node.scope, SumValue(chosen, alternatives))
-    both = (side.expr(side.types), stop) if taken == 0 else (stop, side.expr(side.types))
+    both = (side.expr(side.types), stop) if runnable == 0 else (stop, side.expr(side.types))
     chosen = If(test, *both).with_fields(span=node.scope.span)
     return node.scope.fields(chosen, _labels(node, side.types))
 
 
 def _known(scope: Scope, condition: Value, a: Value, b: Value) -> Value | None:
-    """The result of both branches where it is one, or a choice between expressions of shapes."""
+    """Return the result of both branches where they agree, or a choice between shape expressions;
+    else None.
+    """
     if a is b:
         return a
     if not a.is_known or not b.is_known or a.elements.shape != b.elements.shape:

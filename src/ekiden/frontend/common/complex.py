@@ -1,4 +1,6 @@
-"""Complex numbers, of which Relay has none: a tensor of them is the pair of its parts."""
+"""Complex arithmetic for a Relay without complex dtypes: a complex tensor is a (real, imaginary)
+pair.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True)
 class Complex:
-    """A tensor of complex numbers."""
+    """Complex tensor as a pair of real ones."""
 
     real: Value
     imaginary: Value
 
 
 def multiplied(a: Parts, b: Parts) -> Parts:
-    """The product of numbers."""
+    """Return the product of two complex tensors."""
     (p, q), (r, s) = a, b
     return (
         op.subtract(op.multiply(p, r), op.multiply(q, s)),
@@ -27,7 +29,7 @@ def multiplied(a: Parts, b: Parts) -> Parts:
 
 
 def divided(a: Parts, b: Parts) -> Parts:
-    """The quotient of numbers."""
+    """Return the quotient of two complex tensors."""
     c, d = b
     size = op.add(op.multiply(c, c), op.multiply(d, d))
     real, imaginary = multiplied(a, (c, op.negative(d)))
@@ -35,15 +37,16 @@ def divided(a: Parts, b: Parts) -> Parts:
 
 
 def modulus(a: Expr, b: Expr) -> Expr:
-    """sqrt(a a + b b), of what squares have no room for too."""
+    """Return sqrt(a a + b b), scaled by the larger part so that the squares do not overflow."""
     large = op.maximum(op.abs(a), op.abs(b))
+    # A scale of 1 avoids 0 / 0 where both parts are 0.
     scale = op.where(op.greater(large, op.zeros_like(large)), large, op.ones_like(large))
     p, q = op.divide(a, scale), op.divide(b, scale)
     return op.multiply(scale, op.sqrt(op.add(op.multiply(p, p), op.multiply(q, q))))
 
 
 def exponential(a: Expr, b: Expr) -> Parts:
-    """exp(a) (cos b + i sin b)."""
+    """Return exp(a) (cos b + i sin b)."""
     size = op.exp(a)
     return op.multiply(size, op.cos(b)), op.multiply(size, op.sin(b))
 
@@ -59,12 +62,12 @@ _HALF = 0.5
 
 
 def sine(a: Expr, b: Expr) -> Parts:
-    """sin a cosh b + i cos a sinh b."""
+    """Return sin a cosh b + i cos a sinh b."""
     return op.multiply(op.sin(a), op.cosh(b)), op.multiply(op.cos(a), op.sinh(b))
 
 
 def cosine(a: Expr, b: Expr) -> Parts:
-    """cos a cosh b - i sin a sinh b."""
+    """Return cos a cosh b - i sin a sinh b."""
     return (
         op.multiply(op.cos(a), op.cosh(b)),
         op.negative(op.multiply(op.sin(a), op.sinh(b))),
@@ -72,7 +75,7 @@ def cosine(a: Expr, b: Expr) -> Parts:
 
 
 def hyperbolic_tangent(a: Expr, b: Expr) -> Parts:
-    """(t (1 + u u) + i u / cosh(a)^2) / (1 + t t u u), of t = tanh a and u = tan b: nothing in it
+    """Return (t (1 + u u) + i u / cosh(a)^2) / (1 + t t u u) with t = tanh a and u = tan b; nothing
     overflows where a is large.
     """
     t, u, one = op.tanh(a), op.tan(b), op.ones_like(a)
@@ -84,13 +87,13 @@ def hyperbolic_tangent(a: Expr, b: Expr) -> Parts:
 
 
 def tangent(a: Expr, b: Expr) -> Parts:
-    """-i tanh(i z)."""
+    """Return tan z = -i tanh(i z)."""
     real, imaginary = hyperbolic_tangent(op.negative(b), a)
     return imaginary, op.negative(real)
 
 
 def logistic(a: Expr, b: Expr) -> Parts:
-    """1 / (1 + exp(-z))."""
+    """Return 1 / (1 + exp(-z))."""
     real, imaginary = exponential(op.negative(a), op.negative(b))
     one = op.ones_like(a)
     return divided((one, op.zeros_like(a)), (op.add(one, real), imaginary))

@@ -1,4 +1,4 @@
-"""Arithmetic on dimensions that a run computes, of what the import has as expressions."""
+"""Run-time arithmetic on dimensions: Relay operators for the import's shape expressions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a failed or unfinished attempt at an import has taught, for the next one."""
+"""Facts about dimensions learnt from a failed or unfinished import attempt, used by the
+next one.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,19 @@ Place = tuple[str, str, int, int]
 
 
 class Learned(Exception):  # noqa: N818 - a restart, not an error
-    """The model implies a fact about its dimensions that earlier nodes should have known: import
-    again with it.
+    """Signal that a node implies a fact about dimensions that earlier nodes should have known: the
+    import restarts with it.
     """
 
 
 class Facts:
-    """What the nodes of a model imply about its dimensions, kept between attempts: names, numbers,
-    and expressions of names alone. Symbols are made by each attempt anew, as one of an attempt
-    before has no value in the next.
+    """Facts that the nodes of a model imply about its dimensions, stored between import attempts.
 
-    same: names that are one dimension. known: those that can be one number alone. upper: bounds.
-    equal: extents of resized images (by text) that must be other extents, over names.
-    doomed: node -> its branches after which a later node fails, and how it fails.
+    They are names, numbers and expressions of names alone: each attempt makes its symbols anew, as
+    one of an earlier attempt has no value in the next. same: names that are one dimension. known:
+    those that can be one number alone. upper: bounds. equal: extents of resized images (by text)
+    that must be other extents, over names. doomed: node -> its branches after which a later node
+    fails, and how it fails.
     """
 
     def __init__(self) -> None:
@@ -37,9 +39,9 @@ class Facts:
         self.doomed: dict[str, dict[int, str]] = {}
         self._of_data: dict[Place, str] = {}
 
-    def name_at(self, place: Place) -> str:
+    def name_at(self, location: Place) -> str:
         """Return the name of a dimension that is data: the same in each attempt."""
-        return self._of_data.setdefault(place, f"dim{len(self._of_data) + 1}")
+        return self._of_data.setdefault(location, f"dim{len(self._of_data) + 1}")
 
     def first(self, name: str) -> str:
         """Return the name that stands for all that are one dimension with this one."""
@@ -50,22 +52,24 @@ class Facts:
     def unite(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Note that the names of each pair are one dimension. Raises Learned where that is new."""
         is_new = False
-        for name, other in pairs:
-            kept, gone = self.first(name), self.first(other)
-            if kept != gone:
-                self.same[gone] = kept
+        for name, second_name in pairs:
+            representative, merged = self.first(name), self.first(second_name)
+            if representative != merged:
+                self.same[merged] = representative
                 is_new = True
         if is_new:
             raise Learned
 
     def settle(self, name: str, number: int) -> NoReturn:
-        """A dimension can be that number alone. Raises Learned."""
+        """Record that a dimension can only be that number. Raises Learned."""
         self.known[name] = number
         raise Learned
 
-    def equate(self, found: Mapping[str, PrimExpr]) -> None:
+    def equate(self, required_extents: Mapping[str, PrimExpr]) -> None:
         """Note what resized extents must be. Raises Learned where that is new."""
-        new = {key: over_names(expr) for key, expr in found.items() if key not in self.equal}
+        new = {
+            key: over_names(expr) for key, expr in required_extents.items() if key not in self.equal
+        }
         self.equal.update(new)
         if new:
             raise Learned
@@ -82,10 +86,12 @@ def over_names(expr: PrimExpr) -> PrimExpr:
 
 
 def settled(attempt: Callable[[Facts], T]) -> T:
-    """Return what an import gives once all that its nodes imply is known: it begins anew with each
-    fact more about a dimension, of which there are few.
+    """Return what an import yields once all facts that its nodes imply are known.
+
+    The attempt restarts with each further fact about a dimension; there are few.
     """
     facts = Facts()
+    # Terminates: each restart adds a fact, and a model has finitely many dimensions.
     while True:
         try:
             return attempt(facts)

@@ -1,4 +1,4 @@
-"""Functions of one tensor that several frontends have and Relay has not."""
+"""Tensor functions that several frontends have and Relay lacks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from ekiden.topi.shape import known, product
 
 
 def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
-    """The mean over axes; of integers their sum, divided towards zero."""
+    """Return the mean over axes; of integers the sum divided towards zero."""
     kind = node.typed(data)
     if is_float(kind.dtype):
         return op.mean(data, axis=axis, keepdims=keepdims)
     count = node.scope.scalar(product([kind.shape[a] for a in axis]))
+    # Narrow integer sums would wrap: accumulate in int64.
     total = op.sum(op.cast(data, "int64"), axis=axis, keepdims=keepdims)
     return op.cast(op.trunc_divide(total, op.cast(count, "int64")), kind.dtype)
 
@@ -32,7 +33,9 @@ def append_axes(vector: Expr, count: int) -> Expr:
 
 
 def wide_dtype(dtype: str) -> str:
-    """Return the dtype of statistics: float16 ends before squares of 256 do."""
+    """Return the dtype for statistics: float32 for narrower floats, as float16 overflows at squares
+    of 256.
+    """
     return "float32" if itemsize(dtype) < 4 else dtype
 
 
@@ -80,27 +83,27 @@ def running_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
 
 
 def uniques(data: Expr, counts: bool = False) -> list[Expr]:
-    """Of a vector: its distinct elements in the order of their coming, which of them each element
-    is, and how often each is there.
+    """Return a vector's distinct elements in order of first occurrence, the index of each element
+    among them, and, on request, their counts.
     """
-    found = op.unique(data, is_sorted=False, return_counts=counts)
-    start, size = const(np.zeros(1, np.int64)), op.cast(TupleGetItem(found, 3), "int64")
-    parts = [op.strided_slice(TupleGetItem(found, i), start, size, slice_mode="size")
+    unique = op.unique(data, is_sorted=False, return_counts=counts)
+    start, size = const(np.zeros(1, np.int64)), op.cast(TupleGetItem(unique, 3), "int64")
+    outputs = [op.strided_slice(TupleGetItem(unique, i), start, size, slice_mode="size")
              for i in ((0, 4) if counts else (0,))]  # fmt: skip
-    return [parts[0], TupleGetItem(found, 2), *parts[1:]]
+    return [outputs[0], TupleGetItem(unique, 2), *outputs[1:]]
 
 
 def bucketized(data: Expr, dtype: str, boundaries: Sequence[float]) -> Expr:
-    """How many boundaries, which are floats, are at most each element: int32."""
+    """Return, as int32, how many of the float boundaries are at most each element."""
     if dtype != "float64":
         data, dtype = op.cast(data, "float32"), "float32"
     edges = const(np.array(boundaries, np.float32).astype(dtype))
-    found = op.searchsorted(edges, op.reshape(data, (-1,)), right=True, dtype="int32")
-    return op.reshape_like(found, data)
+    bucket_indices = op.searchsorted(edges, op.reshape(data, (-1,)), right=True, dtype="int32")
+    return op.reshape_like(bucket_indices, data)
 
 
 def shape_of_both(node: Node) -> Expr:
-    """The shape that two shapes broadcast to, the inputs of a node."""
+    """Return the shape that two shapes, the inputs of a node, broadcast to."""
     a, b = node.exprs()
     lengths = [known(node.shape(i)[0]) for i in (0, 1)]
     if 0 in lengths:

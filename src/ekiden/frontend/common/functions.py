@@ -1,4 +1,4 @@
-"""Functions of elements that are made of others: floats of one dtype."""
+"""Elementwise float functions composed of Relay operators, each on tensors of one dtype."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from ekiden.relay.expr import Expr, const
 
 
 def expm1(x: Expr, dtype: str) -> Expr:
-    """exp(x) - 1 without the loss near 0: (u - 1) (x / log(u)) with u = exp(x) (Kahan). The
-    quotient is near 1, where a product of both small numbers would underflow in float16."""
+    """Return exp(x) - 1 without the cancellation near 0: (u - 1) (x / log(u)) with u = exp(x)
+    (Kahan).
+
+    The quotient is near 1, where a product of both small numbers would underflow in float16.
+    """
     one = const(1, dtype)
     u = op.exp(x)
     near = op.multiply(op.subtract(u, one), op.divide(x, op.log(u)))
@@ -24,7 +27,9 @@ def expm1(x: Expr, dtype: str) -> Expr:
 
 
 def log1p(x: Expr, dtype: str) -> Expr:
-    """log(1 + x) without the loss near 0: log(u) (x / (u - 1)) with u = 1 + x (Kahan), as above."""
+    """Return log(1 + x) without the cancellation near 0: log(u) (x / (u - 1)) with u = 1 + x
+    (Kahan), as above.
+    """
     one = const(1, dtype)
     u = op.add(one, x)
     near = op.multiply(op.log(u), op.divide(x, op.subtract(u, one)))
@@ -32,28 +37,35 @@ def log1p(x: Expr, dtype: str) -> Expr:
     return op.where(op.equal(u, one), x, op.where(far, op.log(u), near))
 
 
-def whole(x: Expr, dtype: str, wanted: str, of_none: float = 0) -> Expr:
-    """Floats as integers, cut off: the ends for what is beyond them, `of_none` for what is no
-    number. The float behind the largest is a power of two, which is exact.
+def whole(x: Expr, dtype: str, target: str, of_none: float = 0) -> Expr:
+    """Convert floats to integers, truncating and saturating at the dtype's limits; NaN becomes
+    `of_none`.
+
+    The float just above the largest integer is a power of two, which is exact.
     """
-    ends = int_range(wanted)
-    assert ends is not None, f"{wanted} are no integers"
-    least, largest = (const(np.array(end, wanted)) for end in ends)
+    ends = int_range(target)
+    assert ends is not None, f"{target} are no integers"
+    lowest, largest = (const(np.array(end, target)) for end in ends)
     none = op.isnan(x)
-    found = op.cast(op.where(none, const(0, dtype), x), wanted)
+    truncated = op.cast(op.where(none, const(0, dtype), x), target)
+    # 2**31 is exact in float32, 2**31 - 1 is not: compare with >= the former.
     above = op.greater_equal(x, const(as_held(ends[1] + 1, dtype), dtype))
     below = op.less_equal(x, const(as_held(ends[0], dtype), dtype))
-    found = op.where(above, largest, op.where(below, least, found))
-    return found if of_none == 0 else op.where(none, const(np.array(of_none, wanted)), found)
+    truncated = op.where(above, largest, op.where(below, lowest, truncated))
+    return (
+        truncated if of_none == 0 else op.where(none, const(np.array(of_none, target)), truncated)
+    )
 
 
 def shifted(function: Callable[[Expr, Expr], Expr], x: Expr, bits: Expr, dtype: str) -> Expr:
-    """A shift by as many bits as there are, at most, and not by less than none."""
+    """Shift by `bits` clamped to [0, width - 1], as shifts beyond the width are undefined in C."""
     return function(x, op.clip(bits, 0, 8 * itemsize(dtype) - 1))
 
 
 def erfc(x: Expr, dtype: str) -> Expr:
-    """1 - erf(x), which keeps its digits where it is small: from 1 on by others, in float64."""
+    """Return 1 - erf(x); from 1 on, where it is small, by a series or continued fraction in float64
+    that keeps the digits.
+    """
     wide = op.cast(x, "float64")
     far = op.maximum(wide, const(1.0, "float64"))
     factor = _erfc_fraction(far) if dtype == "float64" else _erfc_series(far)
@@ -69,26 +81,29 @@ _SERIES = (
 
 
 def _erfc_series(x: Expr) -> Expr:
-    """exp(x x) erfc(x) to 1.2e-7 (Numerical Recipes, erfcc): t exp(p(t)), t = 1 / (1 + x / 2)."""
+    """Return exp(x x) erfc(x) to 1.2e-7 (Numerical Recipes, erfcc): t exp(p(t)), t = 1 / (1 + x /
+    2).
+    """
     one, half = const(1.0, "float64"), const(0.5, "float64")
     t = op.divide(one, op.add(one, op.multiply(x, half)))
     sums: Expr = const(_SERIES[0], "float64")
-    for each in _SERIES[1:]:
-        sums = op.add(op.multiply(sums, t), const(each, "float64"))
+    for coefficient in _SERIES[1:]:
+        sums = op.add(op.multiply(sums, t), const(coefficient, "float64"))
     return op.multiply(t, op.exp(sums))
 
 
 def _erfc_fraction(x: Expr) -> Expr:
-    """exp(x x) erfc(x) by its continued fraction (DLMF 7.9.3)."""
-    found = x
+    """Return exp(x x) erfc(x) by its continued fraction (DLMF 7.9.3)."""
+    fraction = x
     for k in range(120, 0, -1):
-        found = op.add(x, op.divide(const(k / 2, "float64"), found))
-    return op.divide(const(1 / math.sqrt(math.pi), "float64"), found)
+        fraction = op.add(x, op.divide(const(k / 2, "float64"), fraction))
+    return op.divide(const(1 / math.sqrt(math.pi), "float64"), fraction)
 
 
 def fmod(x: Expr, y: Expr, dtype: str) -> Expr:
-    """Return the remainder of C, with the sign of the dividend. Of floats by infinity it is the
-    dividend, which a kernel's x - trunc(x / y) * y makes NaN.
+    """Return C's remainder, with the sign of the dividend.
+
+    Of floats by infinity it is the dividend, which a kernel's x - trunc(x / y) * y would make NaN.
     """
     if not is_float(dtype):
         return op.trunc_mod(x, y)
@@ -112,22 +127,23 @@ def has_other_sign(remainder: Expr, y: Expr, dtype: str) -> Expr:
 
 
 def atan2(y: Expr, x: Expr, dtype: str) -> Expr:
-    """The angle of (x, y): atan of the smaller over the larger, put into its octant."""
-    zero, half, whole = const(0, dtype), const(math.pi / 2, dtype), const(math.pi, dtype)
+    """Return the angle of (x, y): atan of the smaller over the larger, mapped to its octant."""
+    zero, half, pi = const(0, dtype), const(math.pi / 2, dtype), const(math.pi, dtype)
     up, right = op.abs(y), op.abs(x)
     low, high = op.minimum(up, right), op.maximum(up, right)
+    # inf / inf is NaN: two infinities are on the diagonal, whose ratio is 1.
     both_infinite = op.logical_and(op.isinf(up), op.isinf(right))
     ratio = op.where(op.equal(high, zero), zero, op.divide(low, high))
     ratio = op.where(both_infinite, const(1, dtype), ratio)
     angle = op.atan(ratio)
     angle = op.where(op.greater(up, right), op.subtract(half, angle), angle)
-    angle = op.where(is_negative(x, dtype), op.subtract(whole, angle), angle)
+    angle = op.where(is_negative(x, dtype), op.subtract(pi, angle), angle)
     signed = op.where(is_negative(y, dtype), op.negative(angle), angle)
     return op.where(op.logical_or(op.isnan(x), op.isnan(y)), op.add(x, y), signed)
 
 
 def is_negative(x: Expr, dtype: str) -> Expr:
-    """Whether the sign is set; that of -0 is seen in its reciprocal."""
+    """Return whether the sign bit is set; that of -0 shows in its reciprocal."""
     zero = const(0, dtype)
     below = op.less(op.divide(const(1, dtype), x), zero)
     return op.logical_or(op.less(x, zero), op.logical_and(op.equal(x, zero), below))

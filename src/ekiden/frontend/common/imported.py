@@ -1,4 +1,4 @@
-"""What an importer gives: a module, and what its user must be told of it.
+"""Result of an import: a module and its metadata; a module, and what its user must be told of it.
 
 Names, sequences and the rest travel as attributes of the IRModule, so that passes and users handle
 one thing; this is their one table.
@@ -22,7 +22,9 @@ INITIAL = "initial_state"
 
 @dataclass(frozen=True, slots=True)
 class ImportedModule:
-    """A module whose `main` computes the model. All fields but `module` are its attributes."""
+    """Relay module whose `main` computes the model, with its metadata. All fields but `module` are
+    its attributes.
+    """
 
     module: IRModule
     input_names: tuple[str, ...] = ()
@@ -54,19 +56,23 @@ class ImportedModule:
     """Weights that are parameters of main, by name: they stand behind its other inputs."""
 
     def as_module(self) -> IRModule:
-        """The module with all of this as its attributes."""
-        found = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
-        stated = {k: v for k, v in found.items() if v is not None and v not in ((), {}, False)}
+        """Return the module with all metadata as its attributes."""
+        metadata = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
+        attributes = {
+            k: v for k, v in metadata.items() if v is not None and v not in ((), {}, False)
+        }
         if self.constraints is not None:
-            stated["constraints"] = self.constraints
+            attributes["constraints"] = self.constraints
         if self.states:
-            stated[ENTRIES_ATTRIBUTE] = (INITIAL,)
-        attrs = {**self.module.attrs, **stated}
+            attributes[ENTRIES_ATTRIBUTE] = (INITIAL,)
+        attrs = {**self.module.attrs, **attributes}
         return IRModule(dict(self.module.functions.items()), self.module.type_definitions, attrs)
 
     @staticmethod
     def of(module: IRModule) -> ImportedModule:
-        """What the attributes of a module say; nothing, of one that no importer made."""
-        given: dict[str, Any] = dict(module.attrs)
+        """Read the metadata from a module's attributes; of a module that no importer made there is
+        none.
+        """
+        attributes: dict[str, Any] = dict(module.attrs)
         names = [f.name for f in fields(ImportedModule) if f.name != "module"]
-        return ImportedModule(module, **{n: given[n] for n in names if n in given})
+        return ImportedModule(module, **{n: attributes[n] for n in names if n in attributes})

@@ -1,5 +1,5 @@
-"""Other libraries at work for an import: what they raise becomes one error of ours, which has the
-line of the user's own program where the library was led wrong.
+"""Error translation around third-party libraries: what they raise becomes one ImportModelError that
+cites the line of the user's program.
 """
 
 from __future__ import annotations
@@ -18,11 +18,18 @@ from ekiden.runtime.errors import EkidenError, ImportModelError
 def told_by(
     tool: str, label: str, libraries: Sequence[str] | None, advice: str = ""
 ) -> Iterator[None]:
-    """A `with` block in which `tool`, a name for messages, works on the model `label`. The line is
-    the innermost one outside of the packages `libraries`, which are None where the tool
-    calls nobody's program; `advice` is what else may help.
+    """Translate errors raised in a `with` block in which `tool` works on the model `label`.
 
-    Raises ImportModelError for whatever the block raises, but for errors of ours and for memory.
+    Args:
+        tool: its name for messages.
+        label: the model, as messages have it.
+        libraries: packages whose frames are skipped to find the innermost line of the user's
+        program;
+            None where the tool calls no user code.
+        advice: what else may help.
+
+    Raises:
+        ImportModelError: for whatever the block raises, except Ekiden's own errors and MemoryError.
     """
     try:
         yield
@@ -30,8 +37,8 @@ def told_by(
         raise
     except Exception as error:
         text = f"import {label}: {tool}: {_first_words(error)}"
-        place = "" if libraries is None else _line(error, libraries)
-        text += f"\n  {place}" if place else ""
+        source_line = "" if libraries is None else _line(error, libraries)
+        text += f"\n  {source_line}" if source_line else ""
         raise ImportModelError(f"{text}\n  {advice}" if advice else text) from error
 
 
@@ -48,13 +55,15 @@ def check_readable(path: str | os.PathLike[str], label: str) -> None:
 
 
 def _first_words(error: Exception) -> str:
-    """The first paragraph, behind which come settings for debugging, links and whole configurations
-    (all of it stays the error's cause); of an error that quotes another, that one's.
+    """Return the first paragraph of an error's message, or that of the error it quotes.
+
+    Behind it come debugging settings, links and whole configurations; all of it stays the error's
+    cause.
     """
     paragraphs = [p.strip() for p in str(error).split("\n\n") if p.strip()]
     quoted = [p for p in paragraphs if p.startswith(_QUOTE)]
-    found = quoted[0].removeprefix(_QUOTE) if quoted else "".join(paragraphs[:1])
-    words = found.partition(" Full object config:")[0] or type(error).__name__
+    paragraph = quoted[0].removeprefix(_QUOTE) if quoted else "".join(paragraphs[:1])
+    words = paragraph.partition(" Full object config:")[0] or type(error).__name__
     return words if len(words) <= _MOST else f"{words[:_MOST]}..."
 
 
@@ -66,13 +75,13 @@ _QUOTE = "Exception encountered: "
 
 
 def shown(file: str, line: int | str | None, code: str | None) -> str:
-    """`model.py:12: y = x.relu()`."""
+    """Format a source line as `model.py:12: y = x.relu()`."""
     name = file.rpartition(os.sep)[2]
     return f"{name}:{line}" + (f": {code.strip()}" if code and code.strip() else "")
 
 
 def _line(error: Exception, libraries: Sequence[str]) -> str:
-    """The innermost line of what the library called, "" where it called nobody's program."""
+    """Return the innermost traceback line in user code, "" where there is none."""
     loaded = [sys.modules[name] for name in ("ekiden", *libraries) if name in sys.modules]
     folders = tuple(f + os.sep for module in loaded for f in module.__path__)
     standard = sysconfig.get_path("stdlib")

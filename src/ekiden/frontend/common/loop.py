@@ -1,13 +1,13 @@
-"""Loops as functions that call themselves in the last place.
+"""Loops as tail-recursive Relay functions.
 
     let %loop = fn (%i, %go, %x, %kept) {
       if (%i < limit && %go) { ...; %loop(%i + 1, go, x, Cons(part, %kept)) } else { (%x, %kept) }
     };
     %loop(0, go, x, Nil)
 
-A dimension that changes from one iteration to the next has a name of its own in the function, and
-is unknown in its result. The parts that iterations give are kept in a sequence, so that none is
-copied more than once when they are put together.
+A dimension that changes from one iteration to the next has a name of its own in the function and is
+unknown in its result. The slices that iterations collect are stored in a list, so that none is
+copied more than once when they are stacked.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ MAX_WRITTEN_OUT = 64
 
 
 class ChangesRank(Unsupported):
-    """An iteration gives a carried value another rank or dtype, so that it has no one type.
+    """Signal that an iteration changes the rank or dtype of a carried value, so that it has no
+    single type.
 
     index: the number of the value where only its rank changes; None where its dtype does.
     """
@@ -62,8 +63,8 @@ class ChangesRank(Unsupported):
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What one iteration gives: whether to go on, what is carried on, a part of each result that is
-    collected.
+    """Result of one iteration: whether to continue, the carried values, and a slice of each
+    collected (scan) output.
     """
 
     go: Value
@@ -77,21 +78,23 @@ Step = Callable[[Value, Value, Sequence[Value]], Iteration]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the iterations gave for one collected result."""
+    """List of the slices that the iterations collected for one scan output."""
 
     sequence: Expr
     type: TensorType
 
 
 def _kind(value: Value) -> Type | None:
-    """The type of a carried value; None for an empty sequence, whose elements are not known."""
+    """Return the type of a carried value; None for an empty sequence, whose element type is
+    unknown.
+    """
     if isinstance(value, SequenceValue) and value.items == ():
         return None
     return value.kind
 
 
 def as_tensor(kind: Type) -> TensorType:
-    """The type of a tensor."""
+    """Return a type, asserted to be that of a tensor."""
     assert isinstance(kind, TensorType), f"expected a tensor, got {kind!r}"
     return kind
 
@@ -103,21 +106,21 @@ def _function_of(loop: Let) -> Function:
 
 
 def is_true(value: Value) -> bool:
-    """Whether a condition is known to hold."""
+    """Return whether a condition is known to hold."""
     return value.array is not None and bool(np.all(value.array))
 
 
 def as_scalar(scope: Scope, value: Value) -> Expr:
-    """A value of one element as a tensor of rank 0."""
+    """Return a one-element value as a tensor of rank 0."""
     expr = scope.expr(value)
     return scope.spanned(expr if not value.type.shape else op.reshape(expr, ()))
 
 
 @dataclass(slots=True)
 class Loop:
-    """A loop: what it starts with and how its iterations go.
+    """Loop under construction: its initial values and the function that imports one iteration.
 
-    limit: how many there are at most, an int64 scalar. go: whether to begin at all; None for yes.
+    limit: the maximum trip count, an int64 scalar. go: whether to begin at all; None for yes.
     """
 
     node: Node
@@ -128,13 +131,15 @@ class Loop:
     step: Step
 
     def build(self) -> tuple[list[Value], list[Parts], bool]:
-        """The last carried values, the parts of what is collected, and whether the limit alone ends
-        the loop.
+        """Build the loop; return the last carried values, the collected slices, and whether the
+        limit alone ends the loop.
 
         Raises ChangesRank when a carried value changes its rank or dtype.
         """
         kinds, endless = [_kind(v) for v in self.start], self.go is None or is_true(self.go)
-        scope, begun = self.node.scope, self.node.scope.births()
+        scope, births_before = self.node.scope, self.node.scope.births()
+        # Fixed-point iteration over the carried types: the body is imported anew until they are
+        # stable.
         while True:
             block = Block()
             with scope.inside(block):
@@ -146,9 +151,9 @@ class Loop:
                     v if k is None else self._param(n, k)
                     for n, k, v in zip(self.names, kinds, self.start, strict=True)
                 ]
-                made = self.step(index, go, params)
-                changed = self._changed(kinds, made.carried)
-                if endless and not is_true(made.go):
+                iteration = self.step(index, go, params)
+                changed = self._changed(kinds, iteration.carried)
+                if endless and not is_true(iteration.go):
                     endless = False  # it was taken for true, which iterations change
                 elif all(a is b for a, b in zip(kinds, changed, strict=True)):
                     head = [index] if endless else [index, go]
@@ -159,36 +164,37 @@ class Loop:
                         ]
                         continue
                     typed = [k for k in kinds if k is not None]
-                    moving = self._moving(typed, params, made.carried)
-                    whole, parts = self._function(typed, head, params, made, moving)
+                    moving = self._moving(typed, params, iteration.carried)
+                    loop, slice_types = self._function(typed, head, params, iteration, moving)
                     break
                 else:
                     kinds = changed
         fixed = self._fixed(params, moving)
-        whole = whole.with_fields(value=scope.capture(_function_of(whole), begun, fixed))
-        last, collected = self._results(scope.spanned(whole), parts, moving)
+        loop = loop.with_fields(value=scope.capture(_function_of(loop), births_before, fixed))
+        last, collected = self._results(scope.spanned(loop), slice_types, moving)
         return last, collected, endless
 
     def written_out(self) -> tuple[list[Value], list[list[Value]]] | None:
-        """Return the last carried values and the parts of each iteration, with the iterations one
-        after the other; None where their number is not known, or above MAX_WRITTEN_OUT.
+        """Unroll the loop; return the last carried values and the slices of each iteration.
+
+        None where the trip count is unknown or above MAX_WRITTEN_OUT.
         """
         limit = self.limit
         if not isinstance(limit, Constant) or limit.data.size != 1:
             return None
-        turns = int(limit.data.item())
-        if turns > MAX_WRITTEN_OUT or not (self.go is None or is_true(self.go)):
+        trip_count = int(limit.data.item())
+        if trip_count > MAX_WRITTEN_OUT or not (self.go is None or is_true(self.go)):
             return None
-        values, parts = list(self.start), list[list[Value]]()
-        for turn in range(turns):
-            made = self.step(constant(np.array(turn)), constant(np.array(True)), values)
-            if made.go.array is None:
+        values, slices = list(self.start), list[list[Value]]()
+        for number in range(trip_count):
+            iteration = self.step(constant(np.array(number)), constant(np.array(True)), values)
+            if iteration.go.array is None:
                 return None
-            values = list(made.carried)
-            parts.append(list(made.parts))
-            if not is_true(made.go):
+            values = list(iteration.carried)
+            slices.append(list(iteration.parts))
+            if not is_true(iteration.go):
                 break
-        return values, parts
+        return values, slices
 
     def _param(self, name: str, kind: Type) -> Value:
         var = self.node.scope.variable(name, kind)
@@ -197,32 +203,34 @@ class Loop:
         return Value(self.node.scope.typed(var), expr=var)
 
     def _changed(self, kinds: Sequence[Type | None], after: Sequence[Value]) -> list[Type | None]:
-        """The types with the dimensions unknown that an iteration changes; None for a sequence that
-        is still empty.
+        """Return the carried types with the dimensions that an iteration changes made unknown; None
+        for a sequence that is still empty.
         """
-        found: list[Type | None] = []
+        widened_types: list[Type | None] = []
         every = zip(self.names, kinds, after, strict=True)
         for index, (name, kind, value) in enumerate(every):
             if _kind(value) is None:
-                found.append(kind)
+                widened_types.append(kind)
                 continue
             new = self.node.scope.outside(value.kind)
-            both = new if kind is None else joined(kind, new)
-            if both is None:
+            common_type = new if kind is None else joined(kind, new)
+            if common_type is None:
                 was = "" if kind is None else type_text(kind)
                 raise ChangesRank(
                     f"the carried value {name!r} must keep its type and rank, but is "
                     f"{was} before an iteration and {type_text(value.kind)} after it",
                     index if kind is not None and dtypes(kind) == dtypes(new) else None,
                 )
-            found.append(kind if kind is not None and says_as_much(kind, both) else both)
-        return found
+            widened_types.append(
+                kind if kind is not None and says_as_much(kind, common_type) else common_type
+            )
+        return widened_types
 
     def _moving(
         self, kinds: Sequence[Type], params: Sequence[Value], after: Sequence[Value]
     ) -> list[int]:
-        """Return the numbers of the carried values that an iteration may change. The others are
-        captured: what the body makes of them does not depend on the iteration.
+        """Return the numbers of the carried values that an iteration may change; the loop-invariant
+        others are captured.
         """
         every = zip(kinds, params, after, self.start, strict=True)
         return [
@@ -232,7 +240,7 @@ class Loop:
         ]
 
     def _fixed(self, params: Sequence[Value], moving: Sequence[int]) -> dict[Var, Value]:
-        """Return the values that stand for the variables of what no iteration changes."""
+        """Return the initial values of the variables of loop-invariant carried values."""
         pairs = zip(params, self.start, strict=True)
         steady = [p for n, p in enumerate(pairs) if n not in moving]
         return {p.expr: value for p, value in steady if isinstance(p.expr, Var)}
@@ -242,26 +250,30 @@ class Loop:
         kinds: Sequence[Type],
         head: Sequence[Value],
         params: Sequence[Value],
-        made: Iteration,
+        iteration: Iteration,
         moving: Sequence[int],
     ) -> tuple[Let, list[TensorType]]:
-        """The function over the values that change and its first call. Ends the block of the
-        function's body.
+        """Return the loop function over the variant values with its first call, and the types of
+        the collected slices.
+
+        Closes the block of the function's body.
         """
         scope = self.node.scope
-        parts = [as_tensor(scope.outside(p.type)) for p in made.parts]
-        lists = [sequence.list_type(p) for p in parts]
-        kept = [Var(f"kept{n}", kind, scope.span) for n, kind in enumerate(lists)]
-        given = [*head, *(params[n] for n in moving)]
-        variables = [v.expr for v in given if isinstance(v.expr, Var)] + kept
-        for var, kind in zip(kept, lists, strict=True):
+        slice_types = [as_tensor(scope.outside(p.type)) for p in iteration.parts]
+        lists = [sequence.list_type(p) for p in slice_types]
+        collected_vars = [Var(f"kept{n}", kind, scope.span) for n, kind in enumerate(lists)]
+        parameters = [*head, *(params[n] for n in moving)]
+        variables = [v.expr for v in parameters if isinstance(v.expr, Var)] + collected_vars
+        for var, kind in zip(collected_vars, lists, strict=True):
             var.set_checked_type(kind)
         result = TupleType((*(kinds[n] for n in moving), *lists))
         loop = Var("loop", FuncType(tuple(v.checked_type for v in variables), result), scope.span)
         state = variables[len(head) :]
         go_on = self._condition(variables[: len(head)])
-        carried = [made.carried[n] for n in moving]
-        again = self._again(loop, variables[: len(head)], made, carried, kept, parts, state)
+        carried = [iteration.carried[n] for n in moving]
+        again = self._again(
+            loop, variables[: len(head)], iteration, carried, collected_vars, slice_types, state
+        )
         body = If(go_on, again, Tuple(tuple(state)))
         function = Function(tuple(variables), body, result, span=scope.span)
         start: list[Expr] = [const(np.int64(0))]
@@ -269,8 +281,8 @@ class Loop:
             start.append(const(True) if self.go is None else as_scalar(self.node.scope, self.go))
         start += [scope.under(self.start[n], kinds[n]) for n in moving]
         start += [sequence.empty() for _ in lists]
-        whole = Let(loop, function, Call(loop, tuple(start), span=scope.span), span=scope.span)
-        return whole, parts
+        loop_let = Let(loop, function, Call(loop, tuple(start), span=scope.span), span=scope.span)
+        return loop_let, slice_types
 
     def _condition(self, head: Sequence[Var]) -> Expr:
         tests: list[Expr] = list(head[1:])
@@ -282,16 +294,22 @@ class Loop:
         self,
         loop: Var,
         head: Sequence[Var],
-        made: Iteration,
+        iteration: Iteration,
         after: Sequence[Value],
-        kept: Sequence[Var],
-        parts: Sequence[TensorType],
+        collected_vars: Sequence[Var],
+        slice_types: Sequence[TensorType],
         params: Sequence[Var],
     ) -> Expr:
         scope = self.node.scope
-        added = [scope.relaxed(scope.expr(p), k) for p, k in zip(made.parts, parts, strict=True)]
-        lists = [sequence.append(rest, new) for rest, new in zip(kept, added, strict=True)]
-        go = [as_scalar(self.node.scope, made.go)] if len(head) > 1 else []
+        added = [
+            scope.relaxed(scope.expr(p), k)
+            for p, k in zip(iteration.parts, slice_types, strict=True)
+        ]
+        lists = [
+            sequence.append(collected, new)
+            for collected, new in zip(collected_vars, added, strict=True)
+        ]
+        go = [as_scalar(self.node.scope, iteration.go)] if len(head) > 1 else []
         carried = [
             scope.under(v, p.checked_type) if isinstance(v, SequenceValue) else scope.expr(v)
             for v, p in zip(after, params, strict=False)
@@ -300,34 +318,38 @@ class Loop:
         return scope.close(scope.spanned(Call(loop, args)))
 
     def _results(
-        self, whole: Expr, parts: Sequence[TensorType], moving: Sequence[int]
+        self, loop_result: Expr, slice_types: Sequence[TensorType], moving: Sequence[int]
     ) -> tuple[list[Value], list[Parts]]:
         scope = self.node.scope
         last = list(self.start)
         for index, number in enumerate(moving):
-            last[number] = scope.bound(TupleGetItem(whole, index), self.names[number])
+            last[number] = scope.bound(TupleGetItem(loop_result, index), self.names[number])
         first = len(moving)
-        lists = [scope.spanned(TupleGetItem(whole, first + i)) for i in range(len(parts))]
-        return last, [Parts(e, k) for e, k in zip(lists, parts, strict=True)]
+        lists = [
+            scope.spanned(TupleGetItem(loop_result, first + i)) for i in range(len(slice_types))
+        ]
+        return last, [Parts(e, k) for e, k in zip(lists, slice_types, strict=True)]
 
 
 def stacked(
     scope: Scope,
-    parts: Parts,
+    slices: Parts,
     name: str,
     length: PrimExpr | None,
     axis: int = 0,
     reverse: bool = False,
 ) -> Value:
-    """The parts as one tensor, along a new axis; where there are none, of the extents that each
-    would have, 0 for what only its data say.
+    """Stack the collected slices along a new axis.
+
+    Where there are none, the result has the extents that each slice would have, 0 for
+    data-dependent ones.
     """
-    kind = parts.type
+    kind = slices.type
     dims = np.array([prim_const(0) if is_any(d) else d for d in kind.shape], object)
     shape, like = scope.expr(known(dims, "int64")), const(0, kind.dtype)
-    made = scope.bound(sequence.stack(parts.sequence, shape, like, length, reverse), name)
+    stack = scope.bound(sequence.stack(slices.sequence, shape, like, length, reverse), name)
     if axis == 0:
-        return made
+        return stack
     order = list(range(1, len(kind.shape) + 1))
     order.insert(axis, 0)
-    return scope.bound(op.transpose(scope.expr(made), order), name)
+    return scope.bound(op.transpose(scope.expr(stack), order), name)

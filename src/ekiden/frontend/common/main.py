@@ -1,4 +1,4 @@
-"""The function `main` of an import: its parameters, as inputs are found, and its results."""
+"""Builder of an import's function `main`: its parameters, as inputs are found, and its results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ekiden.relay.expr import Constant, Expr, Function, Tuple, Var
 
 
 def initial_state(arrays: Sequence[Array]) -> Function:
-    """The function INITIAL of ekiden.frontend.common.imported, of constants."""
+    """Return the function INITIAL of ekiden.frontend.common.imported: the constant initial
+    state.
+    """
     fields = tuple(Constant(array) for array in arrays)
     body: Expr = fields[0] if len(fields) == 1 else Tuple(fields)
     kinds = tuple(constant(a).type for a in arrays)
@@ -22,7 +24,7 @@ def initial_state(arrays: Sequence[Array]) -> Function:
 
 
 class Main:
-    """What is known of `main` so far. input_names: those of the model, in order."""
+    """Builder of the function `main`. input_names: the model's input names, in order."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -30,21 +32,21 @@ class Main:
         self._names = Names()
 
     def tensor(self, name: str, kind: TensorType) -> Value:
-        """A new input that is a tensor."""
+        """Add a tensor input; return its value."""
         var = self._var(name, kind)
         self.scope.add_param(var, kind, name)
         return Value(kind, expr=var)
 
     def dim(self, name: str, axis: int, stated: int | str | None) -> PrimExpr:
-        """A dimension of the input `name`: a number, or a symbol where it may be any (None, -1),
-        which has the stated name if there is one.
+        """Return a dimension of the input `name`: a number, or a symbol where it is dynamic (None,
+        -1), with the stated name if there is one.
         """
         if isinstance(stated, int) and stated >= 0:
             return const(stated)
         return self.scope.symbol(dim_name(name, axis, stated if isinstance(stated, str) else ""))
 
     def object(self, name: str, kind: Type) -> Var:
-        """A new input that is none: a list, say."""
+        """Add a non-tensor input, such as a list; return its variable."""
         var = self._var(name, kind)
         self.scope.params.append(var)
         self.scope.param_names[var] = name
@@ -57,7 +59,7 @@ class Main:
         return var
 
     def function(self, outputs: Sequence[Value]) -> Function:
-        """The function that gives these outputs, a tuple of them unless there is one alone."""
+        """Return the function with these outputs: a tuple, unless there is only one."""
         fields = [self.scope.leaving(v) for v in outputs]
         types = tuple(self.scope.type_of(f) for f in fields)
         body = fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=Span("outputs"))

@@ -1,4 +1,5 @@
-"""What frontends make of decompositions: solutions, inverses, determinants.
+"""Solutions, inverses and determinants from matrix decompositions; solutions, inverses,
+determinants.
 
 Matrices are the last two axes; their shapes are given beside them, as importers know them.
 """
@@ -17,7 +18,7 @@ NOT_POSITIVE = "is not positive: the matrix is not positive definite"
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What `linalg.lu_factor` gives."""
+    """LU factorisation as `linalg.lu_factor` returns it."""
 
     packed: Expr
     pivots: Expr
@@ -26,108 +27,116 @@ class Factors:
 
     @classmethod
     def of(cls, matrix: Expr) -> Factors:
-        """The factors of matrices."""
-        found = op.linalg.lu_factor(matrix)
-        return cls(*(TupleGetItem(found, at) for at in range(4)))
+        """Factorise matrices [.., n, n]."""
+        outputs = op.linalg.lu_factor(matrix)
+        return cls(*(TupleGetItem(outputs, at) for at in range(4)))
 
     def checked(self, subject: str) -> Factors:
-        """The same, of which nothing comes where a matrix is singular: the run fails with a
-        LinAlgError. `subject` begins the message: "linalg.inv: pivot"."""
+        """Return the same factors with a run-time check that raises LinAlgError where a matrix is
+        singular.
+
+        `subject` begins the message: "linalg.inv: pivot".
+        """
         packed = op.linalg.checked(self.packed, self.info, subject, SINGULAR)
         return Factors(packed, self.pivots, self.order, self.info)
 
     def solve(self, right: Expr, shape: Shape) -> Expr:
-        """x of a x = right [.., n, k], of that shape and the same batch."""
+        """Return the solution x of a x = right [.., n, k], of that shape and the same batch."""
         rows = _rows_at(right, self.order, shape)
         half = op.linalg.solve_triangular(self.packed, rows, lower=True, unit_diagonal=True)
         return op.linalg.solve_triangular(self.packed, half, lower=False)
 
     def solve_transposed(self, right: Expr, shape: Shape) -> Expr:
-        """x of a' x = right [.., n, k]."""
+        """Return the solution x of a' x = right [.., n, k]."""
         turned = transposed(self.packed, len(shape))
+        # a = P L U gives a' = U' L' P': solve with U', then with L', then undo the permutation.
         half = op.linalg.solve_triangular(turned, right, lower=True)
         rows = op.linalg.solve_triangular(turned, half, lower=False, unit_diagonal=True)
         return _rows_at(rows, op.argsort(self.order, axis=-1, dtype="int32"), shape)
 
 
 def _rows_at(data: Expr, rows: Expr, shape: Shape) -> Expr:
-    """[.., n, k] of which row i is row rows[.., i]."""
+    """Gather rows of [.., n, k]: row i of the result is row rows[.., i]."""
     if len(shape) == 2:
         return op.take(data, rows, axis=0)
-    places = op.broadcast_to(op.expand_dims(rows, -1), as_attr(shape))
-    return op.gather(data, len(shape) - 2, places)
+    indices = op.broadcast_to(op.expand_dims(rows, -1), as_attr(shape))
+    return op.gather(data, len(shape) - 2, indices)
 
 
 def transposed(matrix: Expr, rank: int) -> Expr:
-    """Rows for columns."""
+    """Swap the last two axes."""
     return op.transpose(matrix, [*range(rank - 2), rank - 1, rank - 2])
 
 
 def identity(shape: Shape, dtype: str) -> Expr:
-    """Ones on the diagonals of matrices of that shape."""
+    """Return identity matrices of that shape."""
     rows, columns = (op.arange(0, d, 1, "int64") for d in shape[-2:])
-    made = op.cast(op.equal(op.expand_dims(rows, 1), columns), dtype)
-    return made if len(shape) == 2 else op.broadcast_to(made, as_attr(shape))
+    eye = op.cast(op.equal(op.expand_dims(rows, 1), columns), dtype)
+    return eye if len(shape) == 2 else op.broadcast_to(eye, as_attr(shape))
 
 
 def diagonal(matrix: Expr, shape: Shape, dtype: str) -> Expr:
-    """The diagonals of square matrices [.., n, n]: [.., n]."""
+    """Return the diagonals [.., n] of square matrices [.., n, n]."""
     ones = identity(shape[-2:], "bool")
     return op.sum(op.where(ones, matrix, const(0, dtype)), axis=[-1], keepdims=False)
 
 
 def sign_and_log(factors: Factors, shape: Shape, dtype: str) -> tuple[Expr, Expr]:
-    """The sign of the determinants [..] and the logarithm of what is left of them."""
-    found = diagonal(factors.packed, shape, dtype)
-    signs = op.prod(op.sign(found), axis=[-1], keepdims=False)
-    logs = op.sum(op.log(op.abs(found)), axis=[-1], keepdims=False)
+    """Return the sign of the determinants [..] and the logarithm of their absolute value
+    (slogdet).
+    """
+    pivots = diagonal(factors.packed, shape, dtype)
+    signs = op.prod(op.sign(pivots), axis=[-1], keepdims=False)
+    logs = op.sum(op.log(op.abs(pivots)), axis=[-1], keepdims=False)
     return op.multiply(signs, _parity(factors, shape, dtype)), logs
 
 
 def determinant(factors: Factors, shape: Shape, dtype: str) -> Expr:
-    """The determinants [..]."""
-    found = op.prod(diagonal(factors.packed, shape, dtype), axis=[-1], keepdims=False)
-    return op.multiply(found, _parity(factors, shape, dtype))
+    """Return the determinants [..]: the product of U's diagonal times the permutation's parity."""
+    pivot_product = op.prod(diagonal(factors.packed, shape, dtype), axis=[-1], keepdims=False)
+    return op.multiply(pivot_product, _parity(factors, shape, dtype))
 
 
 def _parity(factors: Factors, shape: Shape, dtype: str) -> Expr:
-    """-1 for an odd number of rows that changed places, else 1."""
+    """Return -1 for an odd number of row exchanges, else 1."""
     has_moved = op.not_equal(factors.pivots, op.arange(0, shape[-1], 1, "int32"))
     steps = op.where(has_moved, const(-1, dtype), const(1, dtype))
     return op.prod(steps, axis=[-1], keepdims=False)
 
 
 def lower_and_upper(factors: Factors, shape: Shape, dtype: str) -> tuple[Expr, Expr]:
-    """L [.., m, min(m, n)] and U [.., min(m, n), n]."""
+    """Return L [.., m, min(m, n)] and U [.., min(m, n), n] from the packed factors."""
     rows, columns = shape[-2:]
-    least = tidy(minimum(rows, columns))
-    left = op.strided_slice(factors.packed, [0], as_attr([least]), axes=[-1])
-    below = op.trilu(left, const(-1, "int64"), upper=False)
-    ones = identity((*shape[:-2], rows, least), dtype)
-    right = op.strided_slice(factors.packed, [0], as_attr([least]), axes=[-2])
+    rank_bound = tidy(minimum(rows, columns))
+    lower_part = op.strided_slice(factors.packed, [0], as_attr([rank_bound]), axes=[-1])
+    below = op.trilu(lower_part, const(-1, "int64"), upper=False)
+    ones = identity((*shape[:-2], rows, rank_bound), dtype)
+    right = op.strided_slice(factors.packed, [0], as_attr([rank_bound]), axes=[-2])
     return op.add(below, ones), op.trilu(right, const(0, "int64"), upper=True)
 
 
 def permutation(factors: Factors, shape: Shape, dtype: str) -> Expr:
-    """P [.., m, m] of P L U."""
+    """Return the permutation matrix P [.., m, m] of P L U."""
     rows = op.expand_dims(factors.order, -2)
-    places = op.expand_dims(op.arange(0, shape[-2], 1, "int32"), 1)
-    return op.cast(op.equal(rows, places), dtype)
+    columns = op.expand_dims(op.arange(0, shape[-2], 1, "int32"), 1)
+    return op.cast(op.equal(rows, columns), dtype)
 
 
 def qr(matrix: Expr, shape: Shape, complete: bool = False) -> tuple[Expr, Expr]:
-    """Q [.., m, k] and R [.., k, n] with k = min(m, n), or m where they are complete."""
+    """Return Q [.., m, k] and R [.., k, n] with k = min(m, n), or m where `complete`."""
     rows, columns = shape[-2:]
-    least = tidy(minimum(rows, columns))
-    found = op.linalg.geqrf(matrix)
-    packed, tau = TupleGetItem(found, 0), TupleGetItem(found, 1)
+    rank_bound = tidy(minimum(rows, columns))
+    outputs = op.linalg.geqrf(matrix)
+    packed, tau = TupleGetItem(outputs, 0), TupleGetItem(outputs, 1)
     right = op.trilu(packed, const(0, "int64"), upper=True)
     if complete:
+        # Householder vectors beyond those of geqrf are zero: Q is completed to m columns by
+        # padding.
         missing = tidy(maximum(rows - columns, 0))
         widths = [(0, 0)] * (len(shape) - 1) + [(0, missing)]
         wide = op.nn.pad(packed, [as_attr(w) for w in widths])
-        left = op.strided_slice(wide, [0], as_attr([rows]), axes=[-1])
-        return op.linalg.householder_product(left, tau), right
-    left = op.strided_slice(packed, [0], as_attr([least]), axes=[-1])
-    right = op.strided_slice(right, [0], as_attr([least]), axes=[-2])
-    return op.linalg.householder_product(left, tau), right
+        reflectors = op.strided_slice(wide, [0], as_attr([rows]), axes=[-1])
+        return op.linalg.householder_product(reflectors, tau), right
+    reflectors = op.strided_slice(packed, [0], as_attr([rank_bound]), axes=[-1])
+    right = op.strided_slice(right, [0], as_attr([rank_bound]), axes=[-2])
+    return op.linalg.householder_product(reflectors, tau), right

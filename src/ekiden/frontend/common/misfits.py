@@ -1,4 +1,4 @@
-"""Broken files: what a converter meets where the parts of a node do not fit its operator."""
+"""Translation of Python errors that malformed model files cause into ImportModelError."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MISFITS = (
 
 
 @contextmanager
-def fitting(parts: str) -> Iterator[None]:
-    """A `with` block that reads `parts`, a name for messages, of a file.
+def fitting(subject: str) -> Iterator[None]:
+    """Translate errors of a `with` block that reads `parts`, a name for messages, of a file.
 
-    Raises ImportModelError where they are not what they should be: files are broken in more ways
-    than readers can ask for.
+    Raises ImportModelError where the parts are malformed: files are broken in more ways than
+    readers can check for.
     """
     try:
         yield
     except _MISFITS as error:
-        what = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise ImportModelError(f"{parts} ({what})") from error
+        detail = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise ImportModelError(f"{subject} ({detail})") from error

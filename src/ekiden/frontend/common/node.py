@@ -26,14 +26,14 @@ or one of these for each output, None for one that is not supported.
 
 
 class Body(Protocol):
-    """A graph inside a node: a branch, the body of a loop."""
+    """Subgraph of a node: a branch, or the body of a loop."""
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of its inputs."""
+        """Return the names of the subgraph's inputs."""
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Import its nodes for these inputs; its outputs."""
+        """Import the subgraph's nodes for these inputs; return its outputs."""
 
 
 MAX_DECLARED = 1 << 28
@@ -41,7 +41,7 @@ MAX_DECLARED = 1 << 28
 
 
 class Inputs(list[Value | None]):
-    """The inputs of a node, and which of them a converter has looked at."""
+    """Inputs of a node, with a record of which a converter has read."""
 
     def __init__(self, values: Iterable[Value | None]) -> None:
         super().__init__(values)
@@ -53,29 +53,28 @@ class Inputs(list[Value | None]):
     def __getitem__(self, index: slice) -> list[Value | None]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Value | list[Value | None] | None:
         """Return one input or several, which are read from here on."""
-        places = range(len(self))[index]
-        self.read.update(places if isinstance(places, range) else (places,))
+        indices = range(len(self))[index]
+        self.read.update(indices if isinstance(indices, range) else (indices,))
         return super().__getitem__(index)
 
     def __iter__(self) -> Iterator[Value | None]:
-        """Give all inputs, which are read from here on."""
+        """Iterate over all inputs and mark them as read."""
         self.read.update(range(len(self)))
         return super().__iter__()
 
     def peek(self, index: int) -> Value | None:
-        """Return an input that is not read thereby; None for one that is absent."""
+        """Return an input without marking it as read; None for one that is absent."""
         return super().__getitem__(index) if index < len(self) else None
 
     def unread(self) -> list[int]:
-        """Return the places of the inputs that are there and that nobody has read."""
+        """Return the indices of the inputs that are present and unread."""
         return [i for i in range(len(self)) if i not in self.read and self.peek(i) is not None]
 
 
 class Node:
-    """What a converter is given. Inputs that are absent are None.
+    """Node of a model as converters see it. Inputs that are absent are None.
 
-    name: as messages have it. output_names: those of the tensors that it makes, "" for one that
-    nobody wants.
+    name: as messages have it. output_names: those of its output tensors, "" for an unused one.
     """
 
     def __init__(
@@ -89,24 +88,25 @@ class Node:
         self.inputs = Inputs(None if v is None else sizes.resolved(scope, v) for v in inputs)
 
     def with_inputs(self, inputs: Sequence[Value | None]) -> Self:
-        """The same node of other inputs: for converters that are made of others."""
-        made = copy.copy(self)
-        made.inputs = Inputs(None if v is None else sizes.resolved(self.scope, v) for v in inputs)
-        return made
+        """Return a copy of the node with other inputs, for converters composed of others."""
+        copied = copy.copy(self)
+        copied.inputs = Inputs(None if v is None else sizes.resolved(self.scope, v) for v in inputs)
+        return copied
 
     def unsupported(self, reason: str) -> NoReturn:
         """Give up on this node; `reason` follows the node's name in the error."""
         raise Unsupported(reason)
 
     def needs(self, index: int, reason: str) -> NoReturn:
-        """Give up because an input's value has to be known; says which parameters it is made of.
-        Raises Unsupported always."""
+        """Raise Unsupported because an input's value must be known; the error lists the parameters
+        that it depends on.
+        """
         raise Unsupported(reason, self.scope.params_of(self.expr(index)))
 
     # Inputs.
 
     def optional(self, index: int) -> Value | None:
-        """An input, or None if it is absent."""
+        """Return an input, or None if it is absent."""
         return self.inputs[index] if index < len(self.inputs) else None
 
     def peek(self, index: int) -> Value | None:
@@ -114,76 +114,85 @@ class Node:
         return self.inputs.peek(index)
 
     def value(self, index: int) -> Value:
-        """An input that must be there."""
-        found = self.optional(index)
-        return self.unsupported(f"input {index} is missing") if found is None else found
+        """Return a required input. Raises Unsupported if it is missing."""
+        operand = self.optional(index)
+        return self.unsupported(f"input {index} is missing") if operand is None else operand
 
     def expr(self, index: int) -> Expr:
-        """An input as an expression."""
-        found = self.value(index)
-        if found.is_text:
+        """Return an input as an expression. Raises Unsupported for strings."""
+        operand = self.value(index)
+        if operand.is_text:
             self.unsupported("expected a tensor of numbers, got one of strings")
-        return self.scope.expr(found)
+        return self.scope.expr(operand)
 
     def exprs(self) -> list[Expr]:
-        """All inputs as expressions."""
+        """Return all inputs as expressions."""
         return [self.expr(i) for i in range(len(self.inputs))]
 
     def type(self, index: int) -> TensorType:
-        """The type of an input."""
+        """Return the type of an input."""
         return self.value(index).type
 
     def shape(self, index: int) -> Shape:
-        """The shape of an input."""
+        """Return the shape of an input."""
         return self.type(index).shape
 
     def rank(self, index: int) -> int:
-        """The rank of an input."""
+        """Return the rank of an input."""
         return len(self.shape(index))
 
     def dtype(self, index: int) -> str:
-        """The dtype of an input."""
+        """Return the dtype of an input."""
         return self.type(index).dtype
 
     def numbers(self, index: int, what: str) -> Array:
-        """An input that must be constant; `what` names it in the error."""
-        found = self.value(index).array
-        return self.needs(index, f"{what!r} must be constant") if found is None else found
+        """Return the array of an input that must be constant; `what` names it in the error."""
+        array = self.value(index).array
+        return self.needs(index, f"{what!r} must be constant") if array is None else array
 
     def axes(self, index: int, what: str = "axes") -> tuple[int, ...]:
-        """A constant input of integers."""
+        """Return the integers of a constant input."""
         return tuple(int(v) for v in self.numbers(index, what).ravel())
 
     def dims(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
-        """An input of integers as numbers and dimensions, of which data gets names from here on.
-        Where the node can have `count` of them alone, so many there are of a length that is not
-        known.
+        """Return an integer input as numbers and dimensions; data-dependent ones become named
+        dimensions.
+
+        Where the node admits only `count` of them, a vector of unknown length is required to have
+        that length.
         """
-        given = self.value(index)
-        if count is not None and len(given.type.shape) == 1 and known(given.type.shape[0]) is None:
-            self.scope.same(given.type.shape, (as_dim(count),))
-            given = self.value_of(op.reshape(self.expr(index), (count,)))
-        found = sizes.dims(self.scope, given)
-        if found is None:
+        operand = self.value(index)
+        if (
+            count is not None
+            and len(operand.type.shape) == 1
+            and known(operand.type.shape[0]) is None
+        ):
+            self.scope.same(operand.type.shape, (as_dim(count),))
+            operand = self.value_of(op.reshape(self.expr(index), (count,)))
+        extents = sizes.dims(self.scope, operand)
+        if extents is None:
             self.needs(index, f"{what!r} must be a vector of known length")
-        return found
+        return extents
 
     def learn(self, index: int, axis: int, extent: Dim) -> None:
-        """An axis of an input, where it has that one, must be so long, which may say more of it
-        than the model does. What is known to differ is left to the operator, which refuses it."""
+        """Require an axis of an input, where it has that axis, to have this extent; this may refine
+        the model's shapes.
+
+        A known mismatch is left to the operator, which rejects it.
+        """
         shape = () if self.optional(index) is None else self.shape(index)
         if axis < len(shape) and (known(shape[axis]) is None or known(extent) is None):
             self.scope.same((shape[axis],), (as_dim(extent),))
 
     def partial(self, index: int) -> Sequence[PrimExpr | None]:
-        """What is known of the elements of an input of integers: a number or an expression of
-        dimensions each, None for data.
+        """Return what is known of the elements of an integer input: a number or shape expression
+        each, None for data.
         """
-        found = sizes.elements(self.scope, self.value(index))
-        if found is None:
+        elements = sizes.elements(self.scope, self.value(index))
+        if elements is None:
             self.needs(index, "expected a vector of known length")
-        each = [as_dim(e if isinstance(e, PrimExpr) else int(e)) for e in found.ravel()]
-        return [e if sizes.is_dim(e) else None for e in each]
+        dims = [as_dim(e if isinstance(e, PrimExpr) else int(e)) for e in elements.ravel()]
+        return [e if sizes.is_dim(e) else None for e in dims]
 
     def believed(self, what: str, count: int) -> int:
         """Return a size that the model declares, before that much is allocated.
@@ -195,7 +204,7 @@ class Node:
         return count
 
     def axis(self, axis: int, rank: int) -> int:
-        """`axis` counted from the front."""
+        """Return `axis` counted from the front. Raises Unsupported where it is out of range."""
         if not -rank <= axis < rank:
             self.unsupported(f"axis {axis} is out of range for rank {rank}")
         return axis + rank if axis < 0 else axis
@@ -203,40 +212,46 @@ class Node:
     # Expressions under construction.
 
     def typed(self, expr: Expr) -> TensorType:
-        """The type of an expression that is being built."""
+        """Return the type of an expression under construction."""
         return self.scope.typed(expr)
 
     def value_of(self, expr: Expr) -> Value:
-        """An expression under construction as a value."""
+        """Return an expression under construction as a value."""
         return Value(self.typed(expr), expr=expr)
 
     def given(self, expr: Expr) -> Value:
-        """An expression under construction as a value that further ones share."""
+        """Return an expression under construction as a value that several later expressions may
+        share.
+        """
         spanned = self.scope.spanned(expr)
         return Value(self.scope.typed(spanned), expr=spanned)
 
     def wants(self, index: int) -> bool:
-        """Whether an output is used by anyone; one that is absent, "", is not, though absent inputs
-        are called the same."""
+        """Return whether an output is used.
+
+        An absent output, "", is not, though absent inputs have the same name.
+        """
         name = self.output_names[index] if index < len(self.output_names) else ""
         return bool(name) and name in self.scope.used
 
 
 class AttributeNode(Node):
-    """A node of TensorFlow or TensorFlow Lite, whose attributes have the same names, as TensorFlow
-    writes them: "keep_dims". Readers give the default where a node does not say it.
+    """Node of TensorFlow or TensorFlow Lite, whose attributes share TensorFlow's names, such as
+    "keep_dims".
+
+    Accessors return the default where the node does not state the attribute.
     """
 
     def flag(self, name: str) -> bool:
-        """Return a truth value; False where it is not given."""
+        """Return a Boolean attribute; False where it is absent."""
         raise NotImplementedError
 
     def number(self, name: str, default: int = 0) -> int:
-        """Return an integer."""
+        """Return an integer attribute."""
         raise NotImplementedError
 
     def dtype_of(self, name: str, default: str = "float32") -> str:
-        """Return a dtype. Raises Unsupported for one of no tensor."""
+        """Return a dtype attribute. Raises Unsupported for one that no tensor has."""
         raise NotImplementedError
 
     def of_input(self, index: int) -> str:

@@ -1,4 +1,4 @@
-"""What is asked of an import: the arguments of `ekiden.compile` that are about the model."""
+"""Import options: the arguments of `ekiden.compile` that concern the model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ optional input that is never there has None.
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """What a user says of a model. A row of the table of frontends names those it honours; others
-    that are given are refused before anything is imported.
+    """Import options that a user states.
+
+    A row of the table of frontends names those it honours; others are rejected before the import.
     """
 
     shape: Shapes | None = None
@@ -38,14 +39,14 @@ class ImportOptions:
     """Which of the functions of a model that has several."""
 
     def given(self) -> Iterator[str]:
-        """The names of what is asked for."""
-        for each in fields(self):
-            value = getattr(self, each.name)
+        """Yield the names of the options that are set."""
+        for option in fields(self):
+            value = getattr(self, option.name)
             if value is not None and not (isinstance(value, (str, dict)) and not value):
-                yield each.name
+                yield option.name
 
     def plain(self) -> dict[str, object]:
-        """What is asked for, by name: a part of the key under which artifacts are kept."""
+        """Return the options that are set, by name: a part of the artifact cache's key."""
         return {name: getattr(self, name) for name in self.given()}
 
 
@@ -54,13 +55,16 @@ NO_OPTIONS = ImportOptions()
 
 
 def given_dims(name: str, shape: object) -> list[int | str | None]:
-    """A shape that `shape` gives for an input: numbers from 0 on, names, None (or -1) for any.
+    """Parse a shape that `shape` states for an input: numbers >= 0, names, None (or -1) for
+    dynamic.
 
     Raises ImportModelError for anything else.
     """
     if isinstance(shape, str) or not isinstance(shape, Iterable):
-        got = f"{type(shape).__name__}: {shown(shape)}"
-        raise ImportModelError(f"shape of {name!r}: a sequence of dimensions expected, got {got}")
+        actual = f"{type(shape).__name__}: {shown(shape)}"
+        raise ImportModelError(
+            f"shape of {name!r}: a sequence of dimensions expected, got {actual}"
+        )
     return [_dim_of(name, dim) for dim in shape]
 
 
@@ -73,5 +77,5 @@ def _dim_of(name: str, dim: object) -> int | str | None:
         number = -2
     if number >= -1:
         return None if number == -1 else number
-    wanted = "a number from 0 on, a name, or None or -1 for any expected"
-    raise ImportModelError(f"shape of {name!r}: {wanted}, got {shown(dim)}")
+    expected = "a number from 0 on, a name, or None or -1 for any expected"
+    raise ImportModelError(f"shape of {name!r}: {expected}, got {shown(dim)}")

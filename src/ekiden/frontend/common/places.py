@@ -1,8 +1,8 @@
-"""Windows of a tensor at positions that are data, as gather and scatter of XLA have them.
+"""XLA gather and scatter: windows of a tensor at data-dependent positions.
 
-Axes of the tensor are of three kinds: those that an index stands for, those of which a part is
-taken, and those that are whole. The first two are brought to the front, where gather_nd takes them
-by indices of every element; the whole ones follow.
+Axes of the tensor are of three kinds: indexed ones, those of which a window has a part, and whole
+ones. The first two are transposed to the front, where gather_nd reads them by indices of every
+element; the whole ones follow.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ekiden.topi.shape import known as number_of
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where windows of a tensor begin.
+    """Start positions and extents of gather or scatter windows.
 
     batch: the shape of the indices. starts: for an axis of the tensor its positions, of that shape.
     sizes: the extents of a window. dropped: axes that have the extent 1 in a window and are not in
     the result; batching: those of them that go along with an axis of the indices, by that axis.
-    covering: positions along axes that a window has all of. A gather moves them to 0, a scatter
+    covering: positions along axes that a window has all of. A gather clamps them to 0, a scatter
     drops a window that does not begin there.
     """
 
@@ -42,7 +42,7 @@ class Places:
 
     @property
     def moving(self) -> list[int]:
-        """The axes of which windows have a part."""
+        """Return the axes that are indexed or only partly covered by a window."""
         return [
             i for i in range(len(self.shape))
             if i in self.starts or i in self.batching
@@ -51,12 +51,12 @@ class Places:
 
     @property
     def whole(self) -> list[int]:
-        """The axes that windows have all of."""
+        """Return the axes that a window covers entirely."""
         return [i for i in range(len(self.shape)) if i not in self.moving]
 
     @property
     def kept(self) -> list[int]:
-        """Of the axes of which windows have a part those that the result has."""
+        """Return the moving axes that the result has."""
         return [i for i in self.moving if i not in self.dropped]
 
 
@@ -65,21 +65,23 @@ def places(
     sizes: Sequence[Dim], dropped: Sequence[int],
     batching: Sequence[int], index_batching: Sequence[int], start_map: Sequence[int],
 ) -> Places:  # fmt: skip
-    """What the dimension numbers of a gather or scatter say."""
+    """Return the window positions that the dimension numbers of an XLA gather or scatter
+    describe.
+    """
     shape, index_shape = node.shape(operand), node.shape(indices)
     batch = tuple(d for i, d in enumerate(index_shape) if i != vector)
     starts: dict[int, Value] = {}
     covering: dict[int, Value] = {}
     for number, axis in enumerate(start_map):
         is_whole = equal(as_dim(sizes[axis]), shape[axis])
-        found = covering if is_whole else starts
-        found[axis] = _component(node, node.value(indices), vector, number)
+        positions = covering if is_whole else starts
+        positions[axis] = _component(node, node.value(indices), vector, number)
     along = {a: i - (i > vector) for a, i in zip(batching, index_batching, strict=True)}
     return Places(shape, batch, starts, tuple(sizes), (*dropped, *batching), along, covering)
 
 
 def _component(node: Node, indices: Value, vector: int, number: int) -> Value:
-    """One number of every position, as int64."""
+    """Return one component of every index vector, as int64."""
     rank = len(indices.type.shape)
     if indices.array is not None:
         wide = indices.array.astype(np.int64)
@@ -93,7 +95,7 @@ def _component(node: Node, indices: Value, vector: int, number: int) -> Value:
 
 
 def limits(node: Node, at: Places, axis: int) -> Expr:
-    """The last position at which a window fits."""
+    """Return the last start position at which a window fits."""
     return node.scope.spanned(
         node.scope.expr(
             known(np.array(tidy(at.shape[axis] - as_dim(at.sizes[axis])), object), "int64")
@@ -102,7 +104,7 @@ def limits(node: Node, at: Places, axis: int) -> Expr:
 
 
 def inside(node: Node, at: Places) -> Places:
-    """The same places, each moved so that its window fits."""
+    """Return the positions clamped so that every window fits, as XLA's gather requires."""
     moved = {}
     for axis, start in at.starts.items():
         limit = tidy(at.shape[axis] - as_dim(at.sizes[axis]))
@@ -115,30 +117,30 @@ def inside(node: Node, at: Places) -> Places:
 
 
 def index_tensor(node: Node, at: Places) -> Expr:
-    """[moving axes, batch..., extents of kept axes...]: the indices of every element."""
-    kept = at.kept
-    target = (*at.batch, *(as_dim(at.sizes[i]) for i in kept))
-    rows = [_index(node, at, axis, kept, target) for axis in at.moving]
+    """Return the indices of every element: [moving axes, batch..., extents of kept axes...]."""
+    kept_axes = at.kept
+    target = (*at.batch, *(as_dim(at.sizes[i]) for i in kept_axes))
+    rows = [_index(node, at, axis, kept_axes, target) for axis in at.moving]
     return op.stack(rows, axis=0)
 
 
 def _index(
-    node: Node, at: Places, axis: int, kept: Sequence[int], target: Sequence[PrimExpr]
+    node: Node, at: Places, axis: int, kept_axes: Sequence[int], target: Sequence[PrimExpr]
 ) -> Expr:
-    """Where every element is along an axis."""
+    """Return the index of every element along one axis, broadcast to `target`."""
     count = len(at.batch)
-    found: Expr | None = None
+    index: Expr | None = None
     if axis in at.batching:
-        found = _counted(at.batch[at.batching[axis]], at.batching[axis], len(target))
+        index = _counted(at.batch[at.batching[axis]], at.batching[axis], len(target))
     elif axis in at.starts:
         start = node.scope.expr(at.starts[axis])
-        found = op.reshape(start, as_attr((*at.batch, *(1,) * len(kept))), allowzero=True)
-    if axis in kept and number_of(as_dim(at.sizes[axis])) != 1:
-        along = _counted(as_dim(at.sizes[axis]), count + list(kept).index(axis), len(target))
-        found = along if found is None else op.add(found, along)
-    if found is None:
-        found = const(np.zeros((1,) * len(target), np.int64))
-    return op.broadcast_to(found, as_attr(target))
+        index = op.reshape(start, as_attr((*at.batch, *(1,) * len(kept_axes))), allowzero=True)
+    if axis in kept_axes and number_of(as_dim(at.sizes[axis])) != 1:
+        along = _counted(as_dim(at.sizes[axis]), count + list(kept_axes).index(axis), len(target))
+        index = along if index is None else op.add(index, along)
+    if index is None:
+        index = const(np.zeros((1,) * len(target), np.int64))
+    return op.broadcast_to(index, as_attr(target))
 
 
 def _counted(extent: PrimExpr, axis: int, rank: int) -> Expr:
@@ -149,49 +151,54 @@ def _counted(extent: PrimExpr, axis: int, rank: int) -> Expr:
 
 
 def result_order(at: Places, offsets: Sequence[int]) -> list[int]:
-    """Where the axes of a result [batch..., kept..., whole...] are in [batch..., kept..., whole...]
-    as the dimension numbers have them: `offsets` are the axes of the window, in its order.
+    """Return the permutation from [batch..., kept..., whole...] to the axis order of the dimension
+    numbers.
+
+    `offsets` are the result axes of the window, in its order (offset_dims).
     """
     window = [i for i in range(len(at.shape)) if i not in at.dropped]
     have = [("batch", i) for i in range(len(at.batch))]
     have += [("window", i) for i in (*at.kept, *at.whole) if i not in at.dropped]
     rank = len(at.batch) + len(window)
     batch = iter(range(len(at.batch)))
-    wanted = [
+    target_axes = [
         ("window", window[list(offsets).index(i)]) if i in offsets else ("batch", next(batch))
         for i in range(rank)
     ]
-    return [have.index(each) for each in wanted]
+    return [have.index(axis) for axis in target_axes]
 
 
 def taken(node: Node, at: Places, offsets: Sequence[int]) -> Expr:
-    """The windows at these places."""
-    data, moving, whole = node.expr(0), at.moving, at.whole
-    dropped_whole = [i for i in whole if i in at.dropped]
+    """Gather the windows at these positions."""
+    data, moving, covered_axes = node.expr(0), at.moving, at.whole
+    dropped_whole = [i for i in covered_axes if i in at.dropped]
     if not moving:
-        found = data
+        windows = data
         lead = len(at.batch)
         if dropped_whole:
-            found = op.squeeze(found, axis=dropped_whole)
-        rest = [as_dim(at.sizes[i]) for i in whole if i not in dropped_whole]
-        found = op.broadcast_to(found, as_attr((*at.batch, *rest))) if lead else found
+            windows = op.squeeze(windows, axis=dropped_whole)
+        window_extents = [as_dim(at.sizes[i]) for i in covered_axes if i not in dropped_whole]
+        windows = (
+            op.broadcast_to(windows, as_attr((*at.batch, *window_extents))) if lead else windows
+        )
     elif len(moving) == 1 and not at.kept and moving[0] in at.starts:
+        # Indexing one axis alone is take, which copies whole rows instead of single elements.
         (axis,) = moving  # rows of one axis
         index = node.scope.expr(at.starts[axis])
-        ordered = data if axis == 0 else op.transpose(data, [axis, *whole])
-        found = op.take(ordered, index, axis=0)
-        found = _without(found, at, dropped_whole)
+        ordered = data if axis == 0 else op.transpose(data, [axis, *covered_axes])
+        windows = op.take(ordered, index, axis=0)
+        windows = _without(windows, at, dropped_whole)
     else:
-        order = [*moving, *whole]
+        order = [*moving, *covered_axes]
         ordered = data if order == list(range(len(order))) else op.transpose(data, order)
-        found = op.gather_nd(ordered, index_tensor(node, at))
-        found = _without(found, at, dropped_whole)
+        windows = op.gather_nd(ordered, index_tensor(node, at))
+        windows = _without(windows, at, dropped_whole)
     order = result_order(at, offsets)
-    return found if order == list(range(len(order))) else op.transpose(found, order)
+    return windows if order == list(range(len(order))) else op.transpose(windows, order)
 
 
-def _without(found: Expr, at: Places, dropped: Sequence[int]) -> Expr:
+def _without(windows: Expr, at: Places, dropped: Sequence[int]) -> Expr:
     if not dropped:
-        return found
+        return windows
     lead = len(at.batch) + len(at.kept)
-    return op.squeeze(found, axis=[lead + at.whole.index(i) for i in dropped])
+    return op.squeeze(windows, axis=[lead + at.whole.index(i) for i in dropped])

@@ -2,8 +2,8 @@
 
     let %loop = fn (%i, %held: OneOf2[(Tensor[(2)],), (Tensor[(1, 2)],)]) { ... match (%held) ... }
 
-Which ranks there are is found by importing the body for those that are known, until it gives no
-further ones, or there are MAX_ALTERNATIVES: the run ends where a value has yet another.
+The set of ranks is found by importing the body for the known ones until it produces no further
+ones, or there are MAX_ALTERNATIVES: the run ends where a value has yet another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from ekiden.ir.type import TupleType
 
 
 class _MoreRanksError(Exception):
-    """The body gives ranks, or extents, that were not known: import it again with these."""
+    """Signal that the body produces ranks or extents not yet known: import it again with these
+    alternatives.
+    """
 
     def __init__(self, alternatives: list[Kinds]) -> None:
         super().__init__()
@@ -44,13 +46,15 @@ def build_ranked(loop: Loop, first: ChangesRank) -> tuple[list[Value], list[Part
         ranked.add(error.index)
         try:
             return _RankedLoop(loop, sorted(ranked)).build()
-        except ChangesRank as other:
-            error = other
+        except ChangesRank as next_error:
+            error = next_error
     raise error
 
 
 class _RankedLoop:
-    """A loop with the values of the numbers `ranked` carried as one sum, behind the others."""
+    """Loop whose carried values numbered `ranked` are carried as one sum value, after the
+    others.
+    """
 
     def __init__(self, loop: Loop, ranked: Sequence[int]) -> None:
         self.loop, self.ranked, self.scope = loop, ranked, loop.node.scope
@@ -65,14 +69,14 @@ class _RankedLoop:
             start = self._grouped(self.loop.start)
             loop = replace(self.loop, names=names, start=start, step=self._step)
             try:
-                last, parts, endless = loop.build()
+                last, slices, endless = loop.build()
             except _MoreRanksError as more:
                 self.alternatives = more.alternatives
                 continue
             except ChangesRank as error:
                 index = None if error.index is None else self.plain[error.index]
                 raise ChangesRank(str(error), index) from error
-            return self._apart(last), parts, endless
+            return self._apart(last), slices, endless
 
     def _of_sum(self, values: Sequence[Value]) -> list[Value]:
         return [values[i] for i in self.ranked]
@@ -86,15 +90,15 @@ class _RankedLoop:
         reason = f"{names}: more than {MAX_ALTERNATIVES} combinations of ranks in an iteration"
         own = numbers[len(self.alternatives) :]
         expr = injected(scope, held, self.alternatives, own, reason)
-        whole = SumValue(scope.spanned(expr), self.alternatives)
-        return [*(values[i] for i in self.plain), whole]
+        sum_value = SumValue(scope.spanned(expr), self.alternatives)
+        return [*(values[i] for i in self.plain), sum_value]
 
     def _apart(self, values: Sequence[Value]) -> list[Value]:
-        """Return values that were grouped in the order of the loop."""
-        *plain, whole = values
-        assert isinstance(whole, SumValue)
+        """Return grouped values in the loop's order."""
+        *plain, sum_value = values
+        assert isinstance(sum_value, SumValue)
         by_number = dict(zip(self.plain, plain, strict=True))
-        by_number |= zip(self.ranked, members(self.scope, whole), strict=True)
+        by_number |= zip(self.ranked, members(self.scope, sum_value), strict=True)
         return [by_number[i] for i in range(len(by_number))]
 
     def _step(self, index: Value, go: Value, values: Sequence[Value]) -> Iteration:
@@ -111,9 +115,9 @@ class _RankedLoop:
         return replace(result, carried=self._grouped(result.carried))
 
     def _check_dtype(self, number: int, value: Value) -> None:
-        was, now = self.loop.start[number].kind, value.kind
-        if dtypes(was) != dtypes(now):
+        old_type, new_type = self.loop.start[number].kind, value.kind
+        if dtypes(old_type) != dtypes(new_type):
             raise ChangesRank(
                 f"the carried value {self.loop.names[number]!r} must keep its dtype, but is "
-                f"{type_text(was)} before an iteration and {type_text(now)} after it"
+                f"{type_text(old_type)} before an iteration and {type_text(new_type)} after it"
             )

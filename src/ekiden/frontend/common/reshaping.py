@@ -1,4 +1,4 @@
-"""Shapes that are data, whose numbers may stand for others."""
+"""Reshape to a data-dependent shape whose numbers may be -1 (inferred) or 0 (copied)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from ekiden.topi.shape import known
 
 
 def is_open(node: Node, index: int) -> bool:
-    """Whether a number of a shape may be -1 when the program runs: one is, or nothing is known of
-    any. What is followed from elsewhere is a size.
+    """Return whether a number of a shape may be -1 at run time: one is, or nothing is known of any.
+
+    A shape whose elements are tracked from elsewhere holds sizes.
     """
     value = node.value(index)
     if value.is_known:
@@ -22,14 +23,15 @@ def is_open(node: Node, index: int) -> bool:
 
 
 def by_data(node: Node, allow_zero: bool) -> Value:
-    """Input 0 in the shape of input 1. A number of the data may be -1, and 0 unless `allow_zero`,
-    which stand for others; what is known stays known.
+    """Reshape input 0 to input 1; known extents stay known.
+
+    Numbers of the data may be -1 (inferred) and, unless `allow_zero`, 0 (copied from the input).
     """
-    found = op.reshape(node.expr(0), node.expr(1), allowzero=allow_zero)
+    reshaped = op.reshape(node.expr(0), node.expr(1), allowzero=allow_zero)
     shape: list[PrimExpr] = [AnyDim() if d is None else d for d in node.partial(1)]
     for axis, dim in enumerate(shape):
         if known(dim) == -1:
             shape[axis] = AnyDim()
         elif known(dim) == 0 and not allow_zero:
             shape[axis] = node.shape(0)[axis]
-    return node.scope.bound(found, node.output_names[0], shape)
+    return node.scope.bound(reshaped, node.output_names[0], shape)

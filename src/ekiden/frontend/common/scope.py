@@ -1,5 +1,5 @@
-"""What is shared by the nodes of one import: symbols of dimensions, types of expressions, spans,
-shapes as tensors.
+"""State shared by the nodes of one import: dimension symbols, types of expressions, spans, shapes
+as tensors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ an extent is made of itself again and again its text would double with each laye
 
 
 class Scope:
-    """State of one import."""
+    """Import scope: symbols, constraints and nested blocks of one import attempt."""
 
     def __init__(self, facts: Facts, used: set[str]) -> None:
         self.used = used
@@ -75,14 +75,14 @@ class Scope:
     # Dimensions.
 
     def symbol(self, name: str) -> PrimExpr:
-        """The dimension of that name; a number where the model admits no other."""
-        found = self._dimension(name)
-        if isinstance(found, SizeVar):
-            self._stated.add(found)
-        if isinstance(found, SizeVar) and found.upper is not None:
-            limit = f"dimension '{found.name}'"
-            self.constraints[limit] = (found <= found.upper, limit)
-        return found
+        """Return the dimension of that name; a number where the model admits no other."""
+        dim = self._dimension(name)
+        if isinstance(dim, SizeVar):
+            self._stated.add(dim)
+        if isinstance(dim, SizeVar) and dim.upper is not None:
+            limit = f"dimension '{dim.name}'"
+            self.constraints[limit] = (dim <= dim.upper, limit)
+        return dim
 
     def _dimension(self, name: str) -> PrimExpr:
         """Return the dimension of that name, or of those that are one with it, in this attempt."""
@@ -98,8 +98,11 @@ class Scope:
         return {*self._symbols.values(), *self._sources}
 
     def add_param(self, var: Var, type_: TensorType, name: str) -> None:
-        """A parameter of `main`: symbols can be read from its shape at run time, and of dimensions
-        like `2 * h + 1` those that they are made of."""
+        """Add a parameter of `main`.
+
+        Symbols are read from its shape at run time, and those that dimensions like `2 * h + 1` are
+        made of are solved for.
+        """
         self.params.append(var)
         self.param_names[var] = name
         self._show(var, type_)
@@ -114,11 +117,10 @@ class Scope:
                     self._made.setdefault(symbols[0], (var, axis, *terms))
 
     def require(self, condition: PrimExpr, why: str = "") -> None:
-        """Note what must hold of the dimensions for the current node; nothing if it always holds.
-        `why` stands behind the node's name in the error.
+        """Require a condition on dimensions for the current node; nothing if it always holds.
 
-        In `main` it is checked once when a run begins, as far as it follows from the inputs; else
-        where the node stands.
+        `why` stands behind the node's name in the error. In `main` it is checked once when a run
+        begins, as far as it follows from the inputs; else where the node stands.
         """
         if Analyzer().can_prove(condition):
             return
@@ -130,14 +132,14 @@ class Scope:
             block.require(scalar, f"{self.span}{why} needs {prim_text(condition)}", self.span)
 
     def require_data(self, condition: Expr, why: str) -> None:
-        """Note that a scalar of bool that data decide must hold, here and for what comes after."""
+        """Require that a data-dependent bool scalar holds, here and for what follows."""
         self._blocks[-1].require(self.spanned(condition), f"{self.span}{why}", self.span)
 
     # Blocks: main, branches, functions.
 
     @contextmanager
     def inside(self, block: Block) -> Iterator[Block]:
-        """A `with` block in which a branch or the body of a function is imported."""
+        """Enter a `with` block in which a branch or a function body is imported."""
         self._blocks.append(block)
         try:
             yield block
@@ -145,14 +147,16 @@ class Scope:
             self._blocks.pop()
 
     def close(self, result: Expr) -> Expr:
-        """The innermost block as one expression: what it binds and requires, around its result."""
-        made = self._blocks[-1].close(result)
-        self.type_of(made)
-        return made
+        """Return the innermost block as one expression: its bindings and checks around the
+        result.
+        """
+        closed = self._blocks[-1].close(result)
+        self.type_of(closed)
+        return closed
 
     def variable(self, name: str, kind: Type) -> Var:
-        """A new parameter of the function whose body is the innermost block; unknown dimensions of
-        a tensor get names.
+        """Return a new parameter of the function whose body is the innermost block; unknown
+        dimensions of a tensor get names.
         """
         if not isinstance(kind, TensorType):
             var = Var(clean_name(name) or "value", kind, span=self.span)
@@ -162,15 +166,16 @@ class Scope:
         named = TensorType(tuple(dims), kind.dtype)
         var = Var(clean_name(name) or "value", named, span=self.span)
         var.set_checked_type(named)
-        known = {d for d in kind.shape if isinstance(d, SizeVar)}
-        new = {d for d in named.shape if isinstance(d, SizeVar)} - known
+        stated_dims = {d for d in kind.shape if isinstance(d, SizeVar)}
+        new = {d for d in named.shape if isinstance(d, SizeVar)} - stated_dims
         self._blocks[-1].symbols |= new
         self._show(var, named)
         return var
 
     def _named(self, name: str, axis: int, dim: PrimExpr) -> PrimExpr:
-        """Return a name for an unknown dimension of a value. Attempts call it alike, by its place
-        in the model, so that facts hold of it.
+        """Return a name for an unknown dimension of a value.
+
+        Attempts give it the same name, by its location in the model, so that facts hold of it.
         """
         if not isinstance(dim, AnyDim):
             return dim
@@ -182,20 +187,22 @@ class Scope:
     def bound(
         self, expr: Expr, name: str = "value", shape: Sequence[PrimExpr] | None = None
     ) -> Value:
-        """A value; the unknown dimensions of a tensor, if it has any, get names from here on. What
-        `shape` knows of them they must be.
+        """Return an expression as a value, with unknown dimensions of a tensor named from here on.
+
+        Where `shape` knows such a dimension, it is required to be that.
         """
         kind = self.type_of(expr)
         if isinstance(kind, TypeCall):
             return of_type_call(self.spanned(expr), kind)
         assert isinstance(kind, TensorType), f"a tensor or a sequence expected, got {kind!r}"
+        # An extent built from itself layer after layer would double its text: bind a symbol to it.
         if any(exceeds(d, MAX_EXTENT_NODES) for d in kind.shape):
             return self._bounded(expr, name, kind)
         if not any(isinstance(d, AnyDim) for d in kind.shape):
             return Value(kind, expr=self.spanned(expr))
         if shape is not None:
             pairs = zip(kind.shape, shape, strict=True)
-            dims = (known if isinstance(d, AnyDim) else d for d, known in pairs)
+            dims = (extent if isinstance(d, AnyDim) else d for d, extent in pairs)
             kind = TensorType(tuple(dims), kind.dtype)
         var = self.variable(name, kind)
         self.bind(var, expr)
@@ -231,80 +238,81 @@ class Scope:
         return Value(value.type, expr=self.expr(value))
 
     def bind(self, var: Var, expr: Expr) -> None:
-        """Give an expression its name in the innermost block."""
+        """Bind a variable to an expression in the innermost block."""
         spanned = self.spanned(expr)
         self._blocks[-1].bind(var, spanned)
         self._origins[var] = spanned
 
     def name_size(self, number: PrimVar, dim: SizeVar) -> None:
-        """Note that a number of the data is a dimension, in the innermost block."""
+        """Record, in the innermost block, that a number of the data is a dimension."""
         self._blocks[-1].sizes[number] = dim
 
     def with_sizes(self, elements: Array) -> Array:
-        """Elements in which numbers of the data that have been named as dimensions are these."""
+        """Return elements with the numbers of the data that have been named as dimensions
+        substituted.
+        """
         named: dict[PrimVar, PrimExpr] = {}
         for block in self._blocks:
             named.update(block.sizes)
-        made = np.empty(elements.shape, object)
-        for at, each in np.ndenumerate(elements):
-            made[at] = substitute(each, named)
-        return made
+        substituted = np.empty(elements.shape, object)
+        for at, element in np.ndenumerate(elements):
+            substituted[at] = substitute(element, named)
+        return substituted
 
     def params_of(self, expr: Expr) -> list[str]:
-        """The names of the parameters of `main` that a value is made of."""
+        """Return the names of the parameters of `main` that an expression depends on."""
         return [self.param_names[v] for v in self.sources(expr)]
 
     def sources(self, expr: Expr) -> list[Var]:
-        """The parameters of `main` that an expression is made of."""
-        found: dict[Var, None] = {}
+        """Return the parameters of `main` that an expression depends on."""
+        visited: dict[Var, None] = {}
         waiting = [expr]
         while waiting:
             for var in relay_free_vars(waiting.pop()):
-                if var not in found:
-                    found[var] = None
+                if var not in visited:
+                    visited[var] = None
                     waiting += [self._origins[var]] if var in self._origins else []
-        return [v for v in found if v in self.param_names]
+        return [v for v in visited if v in self.param_names]
 
     def leaving(self, value: Value) -> Expr:
-        """A value as a result of the innermost block: dimensions that only the block knows become
+        """Return a value as a result of the innermost block: dimensions known only inside become
         unknown.
         """
         expr = self.expr(value)
         return self.relaxed(expr, self.outside(self.type_of(expr)))
 
     def outside(self, kind: Type, block: Block | None = None) -> Type:
-        """A type as it is seen around a block, the innermost one by default."""
+        """Return a type as it is seen from outside a block, the innermost one by default."""
         inner = (self._blocks[-1] if block is None else block).symbols
 
-        def replace(each: Type) -> Type:
-            """The type with unknown dimensions where one names what is bound inside alone."""
-            if not isinstance(each, TensorType):
-                return each
-            dims = (AnyDim() if inner.intersection(free_vars(d)) else d for d in each.shape)
-            return TensorType(tuple(dims), each.dtype)
+        def replace(inner_type: Type) -> Type:
+            """Replace dimensions that name something bound inside by unknown ones."""
+            if not isinstance(inner_type, TensorType):
+                return inner_type
+            dims = (AnyDim() if inner.intersection(free_vars(d)) else d for d in inner_type.shape)
+            return TensorType(tuple(dims), inner_type.dtype)
 
         return map_type(kind, replace)
 
     def is_outside(self, *values: Value) -> bool:
-        """Whether known values are made of dimensions that have names outside of all blocks but
-        main.
-        """
+        """Return whether known values depend only on dimensions named in `main`."""
         inner = {s for block in self._blocks[1:] for s in block.symbols}
         symbols = [e for v in values if v.symbols is not None for e in v.symbols.ravel()]
         return not inner.intersection(free_vars(*symbols))
 
     def relaxed(self, expr: Expr, kind: Type) -> Expr:
-        """An expression under a type that says less."""
+        """Return an expression under a less specific type."""
         if says_as_much(self.type_of(expr), kind):
             return expr
+        # A Let whose variable has the wider type forgets dimensions without computing anything.
         var = Var("result", kind, span=self.span)
         var.set_checked_type(kind)
-        made = Let(var, expr, var, span=self.span)
-        made.set_checked_type(kind)
-        return made
+        relaxed_let = Let(var, expr, var, span=self.span)
+        relaxed_let.set_checked_type(kind)
+        return relaxed_let
 
     def under(self, value: Value, kind: Type) -> Expr:
-        """A value as an expression under a type that says no more than its own."""
+        """Return a value as an expression under a type no more specific than its own."""
         if isinstance(value, SequenceValue):
             assert isinstance(kind, TypeCall)
             (element,) = kind.args
@@ -313,16 +321,17 @@ class Scope:
         return self.relaxed(self.expr(value), kind)
 
     def fields(self, expr: Expr, names: Sequence[str]) -> list[Value]:
-        """The fields of a tuple of tensors, each bound."""
-        whole = self.spanned(expr)
-        return [self.bound(TupleGetItem(whole, i), name) for i, name in enumerate(names)]
+        """Return the fields of a tuple of tensors, each bound."""
+        tuple_expr = self.spanned(expr)
+        return [self.bound(TupleGetItem(tuple_expr, i), name) for i, name in enumerate(names)]
 
     # Alternatives of values of several ranks.
 
     @contextmanager
     def inside_alternative(self, blocks: Sequence[Block]) -> Iterator[None]:
-        """A `with` block in which nodes are imported for one alternative, in the innermost of these
-        blocks."""
+        """Enter a `with` block in which nodes are imported for one alternative, in the innermost of
+        these blocks.
+        """
         count = len(self._blocks)
         self._blocks.extend(blocks)
         self._tentative += 1
@@ -343,17 +352,19 @@ class Scope:
         return self._facts.doomed.get(str(self.span), {})
 
     def doom(self, name: str, branch: int, reason: str) -> None:
-        """Note that a node that follows the choice `name` fails in one of its branches. Raises
-        Learned, unless it does so in an alternative of something else alone."""
+        """Record that a node after the choice `name` fails in one of its branches.
+
+        Raises Learned, unless it fails only within an alternative of another choice.
+        """
         if not self._tentative:
             self._facts.doom(name, branch, reason)
 
-    def same(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
-        """Note that dimensions must be equal, of all that a node says so at once.
+    def same(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
+        """Require dimensions to be equal; a node states all its equalities at once.
 
         Raises Learned when that says more of symbols than was known.
         """
-        pairs = list(_open_pairs(first, other))
+        pairs = list(_open_pairs(first, second))
         inner = {s for block in self._blocks for s in block.symbols}
         named = [
             (a.name, b.name)
@@ -369,9 +380,9 @@ class Scope:
         for a, b in pairs:
             self.require(binary(prim.EQ, a, b))
 
-    def broadcasts(self, first: Sequence[PrimExpr], other: Sequence[PrimExpr]) -> None:
-        """Note what two shapes that broadcast imply: s against min(s, c), c > 1, means s <= c."""
-        aligned = zip(reversed(first), reversed(other), strict=False)
+    def broadcasts(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
+        """Require what two broadcast shapes imply: s against min(s, c), c > 1, means s <= c."""
+        aligned = zip(reversed(first), reversed(second), strict=False)
         pairs = [(a, b) for a, b in aligned if not is_const(a, 1) and not is_const(b, 1)]
         pairs = list(_open_pairs([a for a, _ in pairs], [b for _, b in pairs]))
         if not self._tentative:
@@ -381,8 +392,8 @@ class Scope:
             self._learn_resized(pairs)
         for a, b in pairs:
             condition = binary(prim.EQ, a, b)
-            for each in (d for d in (a, b) if not is_const(d)):
-                condition = binary(prim.Or, condition, binary(prim.EQ, each, 1))
+            for dim in (d for d in (a, b) if not is_const(d)):
+                condition = binary(prim.Or, condition, binary(prim.EQ, dim, 1))
             self.require(condition)
 
     def _learn_number(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
@@ -393,30 +404,30 @@ class Scope:
                 self._facts.settle(symbol.name, number.value)
 
     def _is_stated(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
-        """Whether it is a dimension that the model names, which facts may be learnt of."""
+        """Return whether it is a dimension that the model names, of which facts may be learnt."""
         return isinstance(dim, SizeVar) and dim in self._stated
 
-    def _learn_bound(self, symbol: PrimExpr, other: PrimExpr) -> None:
-        if not self._is_stated(symbol) or not isinstance(other, prim.Min):
+    def _learn_bound(self, symbol: PrimExpr, bound: PrimExpr) -> None:
+        if not self._is_stated(symbol) or not isinstance(bound, prim.Min):
             return
-        for x, limit in ((other.a, other.b), (other.b, other.a)):
+        for x, limit in ((bound.a, bound.b), (bound.b, bound.a)):
             if x is symbol and isinstance(limit, IntImm) and limit.value > 1:
                 self._facts.upper[symbol.name] = limit.value
                 raise Learned
 
     def _learn_resized(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
-        """Images are resized to meet others: their extents become the others' expressions."""
-        found: dict[str, PrimExpr] = {}
+        """Learn the extents of resized images from the tensors that they must match."""
+        required_extents: dict[str, PrimExpr] = {}
         for a, b in pairs:
-            for resized, other in ((b, a), (a, b)):
-                if repr(resized) in self._resized and not is_const(other):
-                    found.setdefault(repr(resized), other)
+            for resized, matching in ((b, a), (a, b)):
+                if repr(resized) in self._resized and not is_const(matching):
+                    required_extents.setdefault(repr(resized), matching)
                     break
-        self._facts.equate(found)
+        self._facts.equate(required_extents)
 
     def resized(self, extent: PrimExpr) -> PrimExpr:
-        """The extent that an image is resized to: as computed, or as later nodes need it, which is
-        then required.
+        """Return the extent that an image is resized to: as computed, or as later nodes need it,
+        which is then required.
         """
         key = repr(extent)
         if is_const(extent) or isinstance(extent, SizeVar):
@@ -424,11 +435,11 @@ class Scope:
         if key not in self._facts.equal:
             self._resized.add(key)
             return extent
-        wanted = self._from_names(self._facts.equal[key])
-        if wanted is None:
+        required = self._from_names(self._facts.equal[key])
+        if required is None:
             return extent
-        self.require(binary(prim.EQ, extent, wanted))
-        return wanted
+        self.require(binary(prim.EQ, extent, required))
+        return required
 
     def _from_names(self, expr: PrimExpr) -> PrimExpr | None:
         """Return an expression over names as one over this attempt's symbols; None where one has no
@@ -441,26 +452,26 @@ class Scope:
     # Expressions.
 
     def typed(self, expr: Expr) -> TensorType:
-        """The type of a tensor expression; ImportModelError if it is a tuple."""
-        found = self.type_of(expr)
-        if not isinstance(found, TensorType):
-            raise ImportModelError(f"expected a tensor, got {found!r}")
-        return found
+        """Return the type of a tensor expression. Raises ImportModelError if it is no tensor."""
+        kind = self.type_of(expr)
+        if not isinstance(kind, TensorType):
+            raise ImportModelError(f"expected a tensor, got {kind!r}")
+        return kind
 
     def type_of(self, expr: Expr) -> Type:
-        """The type of an expression, inferring what is new."""
+        """Return the type of an expression, inferring it where it is new."""
         return expr.checked_type_or_none() or infer_expr_type(expr, self.module)
 
     def expr(self, value: Value) -> Expr:
-        """A value as an expression; an array of shape expressions is computed from the shapes of
-        the parameters.
+        """Return a value as an expression; an array of shape expressions is computed from the
+        parameters' shapes.
         """
         if isinstance(value, SequenceValue):
             return self.sequence(value, value.joined())
         if value.expr is None:
             assert value.symbols is not None
-            parts = [self.scalar(e) for e in value.symbols.ravel()]
-            vector = op.stack(parts, axis=0) if parts else relay_const(np.zeros(0, np.int64))
+            scalars = [self.scalar(e) for e in value.symbols.ravel()]
+            vector = op.stack(scalars, axis=0) if scalars else relay_const(np.zeros(0, np.int64))
             shaped = op.reshape(vector, value.symbols.shape) if value.symbols.ndim != 1 else vector
             dtype = self.typed(shaped).dtype
             value.expr = self.spanned(
@@ -469,17 +480,17 @@ class Scope:
         return value.expr
 
     def sequence(self, value: SequenceValue, element: TensorType) -> Expr:
-        """A sequence as an expression, of elements that are seen under one type."""
+        """Return a sequence as a list expression whose elements have one type."""
         if value.items is None:
             assert value.expr is not None
             return self.relaxed(value.expr, sequence.list_type(element))
-        made: Expr = sequence.empty(element)
-        for each in value.items:
-            made = sequence.append(made, self.relaxed(self.expr(each), element))
-        return self.relaxed(self.spanned(made), sequence.list_type(element))
+        list_expr: Expr = sequence.empty(element)
+        for item in value.items:
+            list_expr = sequence.append(list_expr, self.relaxed(self.expr(item), element))
+        return self.relaxed(self.spanned(list_expr), sequence.list_type(element))
 
     def spanned(self, expr: Expr) -> Expr:
-        """An expression with its type, and the current node as the span of what is new in it."""
+        """Return an expression with its type, and the current node as the span of its new parts."""
         self.type_of(expr)
         return self.span_all([expr])[0]
 
@@ -525,7 +536,7 @@ class Scope:
         return var
 
     def shape_vector(self, value: Value, rank: int) -> Expr:
-        """The shape of a value as an int64 vector, with ones before it up to a rank."""
+        """Return the shape of a value as an int64 vector, with leading ones up to a rank."""
         ones = relay_const(np.ones(rank - len(value.type.shape), np.int64))
         own = op.shape_of(self.expr(value), dtype="int64")
         return op.concatenate([ones, own], axis=0) if len(value.type.shape) < rank else own
@@ -535,33 +546,36 @@ class Scope:
         return dim_tensor(dim, self._size)
 
     def _size(self, symbol: SizeVar) -> Expr:
+        # One expression a symbol: shape_of and take of it are shared by all nodes.
         if symbol not in self._scalars:
             is_plain = symbol in self._sources
             var, axis = self._sources[symbol] if is_plain else self._made[symbol][:2]
             shape = op.shape_of(var, dtype="int64")
             size: Expr = op.take(shape, relay_const(axis, "int64"), axis=0)
             if not is_plain:
-                factor, rest = (relay_const(n, "int64") for n in self._made[symbol][2:])
-                size = op.floor_divide(op.subtract(size, rest), factor)
+                factor, offset = (relay_const(n, "int64") for n in self._made[symbol][2:])
+                size = op.floor_divide(op.subtract(size, offset), factor)
             self._scalars[symbol] = self.spanned(size)
         return self._scalars[symbol]
 
 
 def _linear_terms(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | None:
-    """Return (factor, rest) of `factor * symbol + rest`, found from its values at three places;
-    None for another dimension."""
-    far = 1_000_003
-    values = [known(substitute(dim, {symbol: prim.const(n, "int64")})) for n in (0, 1, far)]
+    """Return (factor, offset) of `factor * symbol + offset`, found by evaluating it at three
+    points; None for another form.
+    """
+    probe = 1_000_003
+    # Two points determine the line; the far one rejects non-linear dimensions.
+    values = [known(substitute(dim, {symbol: prim.const(n, "int64")})) for n in (0, 1, probe)]
     if any(value is None for value in values):
         return None
-    rest, first, last = (value or 0 for value in values)
-    factor = first - rest
-    return (factor, rest) if factor and last == factor * far + rest else None
+    offset, first, last = (value or 0 for value in values)
+    factor = first - offset
+    return (factor, offset) if factor and last == factor * probe + offset else None
 
 
-def says_as_much(have: Type, wanted: Type) -> bool:
-    """Whether two types that agree are known to be the same."""
-    match have, wanted:
+def says_as_much(actual: Type, expected: Type) -> bool:
+    """Return whether two compatible types are known to be the same."""
+    match actual, expected:
         case TensorType(shape=a), TensorType(shape=b):
             return all(
                 x is y or (isinstance(x, AnyDim) and isinstance(y, AnyDim)) or equal(x, y)
@@ -573,15 +587,15 @@ def says_as_much(have: Type, wanted: Type) -> bool:
 
 
 def _open_pairs(
-    first: Sequence[PrimExpr], other: Sequence[PrimExpr]
+    first: Sequence[PrimExpr], second: Sequence[PrimExpr]
 ) -> Iterator[tuple[PrimExpr, PrimExpr]]:
-    """Pairs of dimensions that are not seen to be equal; nothing can be said of unknown ones."""
-    for a, b in zip(first, other, strict=True):
+    """Yield pairs of dimensions that are not provably equal, skipping unknown ones."""
+    for a, b in zip(first, second, strict=True):
         if not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and not equal(a, b):
             yield a, b
 
 
-def field_types(found: Type) -> tuple[Type, ...]:
-    """The fields of a tuple type."""
-    assert isinstance(found, TupleType), f"expected a tuple, got {found!r}"
-    return found.fields
+def field_types(kind: Type) -> tuple[Type, ...]:
+    """Return the field types of a tuple type."""
+    assert isinstance(kind, TupleType), f"expected a tuple, got {kind!r}"
+    return kind.fields

@@ -1,4 +1,4 @@
-"""Rows that are combined by the number of the segment that each belongs to."""
+"""Segment reductions: rows combined by segment id."""
 
 from __future__ import annotations
 
@@ -16,28 +16,32 @@ from ekiden.topi.shape import Dim, as_attr, as_dim, tidy
 
 
 def combined_rows(node: Node, kind: str, data: Expr, ids: Expr, count: Dim) -> Expr:
-    """[count, ..]: the rows of each segment combined, what changes nothing for one without rows.
+    """Return [count, ..]: the reduced rows of each segment, a neutral element for a segment without
+    rows.
 
-    `ids` may have more axes, which are the first ones of `data`; rows with a negative number belong
-    to no segment, one of `count` or above is out of range.
+    `ids` may have more axes, the leading ones of `data`; rows with a negative id belong to no
+    segment, one of `count` or above is out of range.
     """
     shape, rank = node.typed(data).shape, len(node.typed(ids).shape)
-    rest, dtype = shape[rank:], node.typed(data).dtype
-    rows = data if rank == 1 else op.reshape(data, (-1, *as_attr(rest)), allowzero=False)
-    places = op.cast(ids if rank == 1 else op.reshape(ids, (-1,)), "int64")
+    row_shape, dtype = shape[rank:], node.typed(data).dtype
+    rows = data if rank == 1 else op.reshape(data, (-1, *as_attr(row_shape)), allowzero=False)
+    slots = op.cast(ids if rank == 1 else op.reshape(ids, (-1,)), "int64")
     # a row in front takes in what belongs to none
-    places = op.add(op.maximum(places, const(-1, "int64")), const(1, "int64"))
+    slots = op.add(op.maximum(slots, const(-1, "int64")), const(1, "int64"))
     nothing = const(_nothing(kind, dtype), dtype)
-    wide = as_attr((tidy(as_dim(count) + 1), *rest))
+    wide = as_attr((tidy(as_dim(count) + 1), *row_shape))
     start = op.full(nothing, wide, dtype)
-    found = op.scatter_nd(start, op.expand_dims(places, 0), rows, MODES[kind])
-    return op.strided_slice(found, (1,), (wide[0],), axes=(0,))
+    combined = op.scatter_nd(start, op.expand_dims(slots, 0), rows, MODES[kind])
+    return op.strided_slice(combined, (1,), (wide[0],), axes=(0,))
 
 
 def _nothing(kind: str, dtype: str) -> object:
-    """What a segment without rows has: the largest or the least number that is finite."""
-    found = neutral(kind, dtype)
-    return np.clip(found, *_ends(dtype)) if is_float(dtype) else found
+    """Return the value of a segment without rows: the neutral element, clipped to finite
+    numbers.
+    """
+    # TensorFlow fills empty segments of max and min with finite limits, not with infinities.
+    neutral_value = neutral(kind, dtype)
+    return np.clip(neutral_value, *_ends(dtype)) if is_float(dtype) else neutral_value
 
 
 def _ends(dtype: str) -> tuple[float, float]:
@@ -46,14 +50,15 @@ def _ends(dtype: str) -> tuple[float, float]:
 
 
 def length_of(node: Node, ids: Expr) -> Dim:
-    """One more than the largest number, as a size."""
+    """Return one more than the largest id, as a size."""
+    # The -1 makes the maximum of no ids defined: no segments.
     wide = op.concatenate([const(np.array([-1])), op.cast(ids, "int64")], axis=0)
-    most = op.add(op.max(wide, axis=[0], keepdims=True), const(1, "int64"))
-    return node.with_inputs([node.given(most)]).dims(0, "segments")[0]
+    segment_count = op.add(op.max(wide, axis=[0], keepdims=True), const(1, "int64"))
+    return node.with_inputs([node.given(segment_count)]).dims(0, "segments")[0]
 
 
 def counted_rows(node: Node, ids: Expr, count: Dim, dtype: str, rank: int) -> Expr:
-    """[count, 1, ..] of that rank: how many rows each segment has."""
+    """Return the number of rows of each segment as [count, 1, ..] of that rank."""
     ones = op.ones_like(op.cast(ids, dtype))
-    found = combined_rows(node, "add", ones, ids, count)
-    return append_axes(found, rank - 1)
+    counts = combined_rows(node, "add", ones, ids, count)
+    return append_axes(counts, rank - 1)

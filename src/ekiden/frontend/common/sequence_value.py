@@ -24,7 +24,9 @@ from ekiden.topi.shape import equal
 
 
 def joined(a: Type, b: Type) -> Type | None:
-    """What two types have in common; None for tensors that are not of one rank and dtype."""
+    """Return the most specific common type of two types; None for tensors of different rank or
+    dtype.
+    """
     match a, b:
         case TensorType(), TensorType() if a.dtype == b.dtype and len(a.shape) == len(b.shape):
             return TensorType(tuple(map(_joined_dim, a.shape, b.shape)), a.dtype)
@@ -37,11 +39,11 @@ def joined(a: Type, b: Type) -> Type | None:
     return None
 
 
-def _joined_all(first: Sequence[Type], other: Sequence[Type]) -> tuple[Type, ...] | None:
-    if len(first) != len(other):
+def _joined_all(first: Sequence[Type], second: Sequence[Type]) -> tuple[Type, ...] | None:
+    if len(first) != len(second):
         return None
-    found = [joined(a, b) for a, b in zip(first, other, strict=True)]
-    return None if None in found else tuple(k for k in found if k is not None)
+    common_types = [joined(a, b) for a, b in zip(first, second, strict=True)]
+    return None if None in common_types else tuple(k for k in common_types if k is not None)
 
 
 def _joined_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
@@ -50,20 +52,20 @@ def _joined_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 class NoTensor(Value):
-    """A value that is no tensor: what needs one is told so."""
+    """Value that is no tensor; operations that need one raise Unsupported."""
 
     __slots__ = ()
     what = "a value that is no tensor"
 
     def __getattribute__(self, name: str) -> object:
-        """`type` is asked for by what takes tensors alone."""
+        """Raise Unsupported for `type`, which only operations on tensors read."""
         if name == "type":
             raise Unsupported(f"expected a tensor, got {self.what}")
         return super().__getattribute__(name)
 
 
 class MapValue(NoTensor):
-    """A list of dictionaries, one for each row of a matrix: what its columns are called."""
+    """List of dictionaries, one for each row of a matrix; `keys` name its columns (ONNX ZipMap)."""
 
     __slots__ = ("keys",)
     what = "a sequence of maps"
@@ -74,13 +76,13 @@ class MapValue(NoTensor):
 
     @property
     def kind(self) -> Type:
-        """The type of the matrix."""
+        """Return the type of the matrix."""
         assert self.expr is not None
         return self.expr.checked_type
 
 
 class Absent(NoTensor):
-    """An optional value that is not there."""
+    """Absent optional value."""
 
     __slots__ = ()
     what = "an optional value that is absent"
@@ -90,13 +92,13 @@ class Absent(NoTensor):
 
     @property
     def kind(self) -> Type:
-        """The empty tuple stands for it in messages."""
+        """Return the empty tuple type, which represents it in messages."""
         return TupleType(())
 
 
 class SequenceValue(NoTensor):
-    """A sequence: `items` where its length is known, else a list of the program as `expr`, of
-    `element`s.
+    """Sequence: `items` where its length is known, else a list of the program as `expr`, with
+    elements of type `element`.
     """
 
     __slots__ = ("dtype", "element", "items")
@@ -109,18 +111,18 @@ class SequenceValue(NoTensor):
         element: TensorType | None = None,
         dtype: str = "float32",
     ) -> None:
-        """`dtype` is that of the elements of an empty sequence."""
+        """Initialize the sequence; `dtype` is that of the elements of an empty one."""
         self.array = self.symbols = self.hint = None
         self.items = None if items is None else tuple(items)
         self.expr, self.element, self.dtype = expr, element, dtype
 
     @property
     def kind(self) -> Type:
-        """The type of the list that it is, or would be."""
+        """Return the type of the run-time list that represents it."""
         return sequence.list_type(self.joined())
 
     def joined(self) -> TensorType:
-        """The type under which all elements can be seen. Raises Unsupported if there is none."""
+        """Return the common type of all elements. Raises Unsupported if there is none."""
         if self.items is None:
             assert self.element is not None
             return self.element
@@ -129,23 +131,23 @@ class SequenceValue(NoTensor):
         kinds: list[Type] = [v.type for v in self.items]
         if self.element is not None:
             kinds.append(self.element)
-        found = reduce(_joined_or_fail, kinds)
-        assert isinstance(found, TensorType)
-        return found
+        common = reduce(_joined_or_fail, kinds)
+        assert isinstance(common, TensorType)
+        return common
 
 
 def _joined_or_fail(a: Type, b: Type) -> Type:
-    found = joined(a, b)
-    if found is None:
+    common = joined(a, b)
+    if common is None:
         raise Unsupported(
             "the elements of a sequence whose length is not known at import must have one rank "
             "and type"
         )
-    return found
+    return common
 
 
 def sequence_of(expr: Expr, kind: TypeCall) -> SequenceValue:
-    """A list of the program as a value."""
+    """Return a list of the program as a value."""
     (element,) = kind.args
     assert isinstance(element, TensorType)
     return SequenceValue(expr=expr, element=element)

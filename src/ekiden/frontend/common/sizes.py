@@ -1,4 +1,5 @@
-"""Sizes that are data: the numbers of a small vector as dimensions.
+"""Data-dependent sizes: the numbers of a small vector as dimensions; the numbers of a small vector
+as dimensions.
 
 What is known of such a vector is followed beside its expression: numbers, dimensions, and for each
 number that is data a variable of its own. Where a node needs the numbers as dimensions, those that
@@ -30,7 +31,7 @@ MOST = 64
 
 
 def elements(scope: Scope, value: Value) -> Symbols | None:
-    """What is known of the elements of a tensor; None if it is none that is followed."""
+    """Return what is known of the elements of a tensor; None if they are not tracked."""
     if value.is_known:
         return value.elements
     kind = value.type
@@ -45,35 +46,37 @@ def elements(scope: Scope, value: Value) -> Symbols | None:
 
 
 def is_dim(element: PrimExpr) -> bool:
-    """Whether an element is a number, or made of dimensions alone."""
+    """Return whether an element is a number, or an expression of dimensions alone."""
     return all(isinstance(v, SizeVar) for v in free_vars(element))
 
 
 def resolved(scope: Scope, value: Value) -> Value:
-    """A value whose elements are known by now, because all that is data among them has names; any
-    other as it is.
+    """Return a value whose elements are known by now, because all data among them is named; any
+    other unchanged.
     """
     if value.is_known or value.hint is None:
         return value
-    found = scope.with_sizes(value.hint)
-    if not all(map(is_dim, found.ravel())):
+    elements_now = scope.with_sizes(value.hint)
+    if not all(map(is_dim, elements_now.ravel())):
         return value
-    return Value(value.type, symbols=found, expr=value.expr)
+    return Value(value.type, symbols=elements_now, expr=value.expr)
 
 
 def dims(scope: Scope, value: Value) -> tuple[Dim, ...] | None:
-    """The elements of a scalar or vector of integers as dimensions, those that are data under names
-    from here on; None if it is no such vector. The run ends where a number of the data is negative.
+    """Return the elements of an integer scalar or vector as dimensions, naming those that are data.
+
+    None if it is no such vector. The run ends where a number of the data is negative.
     """
     value = resolved(scope, value)
-    found = elements(scope, value)
+    tracked = elements(scope, value)
     if value.is_known:
         return value.dims()
-    if found is None:
+    if tracked is None:
         return None
-    flat = [simplify(e) for e in found.ravel()]
+    flat = [simplify(e) for e in tracked.ravel()]
     shape = [e if is_dim(e) and not _is_negative(e) else AnyDim() for e in flat]
     vector = op.reshape(op.cast(scope.expr(value), "int64"), (len(flat),))
+    # The first extent is 0: the variable carries the sizes in its type and occupies no memory.
     var = scope.variable("sizes", TensorType((const(0), *shape), "uint8"))
     scope.bind(var, op.extents(vector))
     for element, name in zip(flat, scope.typed(var).shape[1:], strict=True):

@@ -1,4 +1,4 @@
-"""Windows at positions that are data, and padding also between elements, as XLA has them."""
+"""XLA dynamic slices, dynamic updates, and padding, interior padding included."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ Dims = Sequence[Dim]
 
 
 def window_at(data: Expr, start: Expr, size: Dim, axis: int) -> Expr:
-    """Some elements of an axis from a position that is data."""
+    """Return `size` elements of an axis from a data-dependent start."""
     if number_of(size) == 1:
-        places = op.reshape(start, (1,))
+        indices = op.reshape(start, (1,))
     else:
-        places = op.add(start, op.arange(0, size, 1, dtype="int64"))
-    return op.take(data, places, axis=axis)
+        indices = op.add(start, op.arange(0, size, 1, dtype="int64"))
+    return op.take(data, indices, axis=axis)
 
 
 def start_of(node: Node, value: Value, extent: Dim, size: Dim) -> Value:
-    """The position of a window along an axis, moved inside of it."""
+    """Return the start of a window along an axis, clamped so that the window fits (XLA
+    DynamicSlice).
+    """
     limit = tidy(as_dim(extent) - as_dim(size))
     zero = scalar(0, "int64")
     if value.array is not None and number_of(limit) is not None:
@@ -40,7 +42,9 @@ def start_of(node: Node, value: Value, extent: Dim, size: Dim) -> Value:
 
 
 def placed(node: Node, data: Expr, update: Value, starts: Sequence[Value]) -> Expr:
-    """A tensor with a window of it replaced, at positions moved so that it fits."""
+    """Return a tensor with a window of it replaced, at starts clamped by `start_of` (XLA
+    DynamicUpdateSlice).
+    """
     if not starts:
         return node.scope.expr(update)
     window = update.type.shape
@@ -51,7 +55,7 @@ def placed(node: Node, data: Expr, update: Value, starts: Sequence[Value]) -> Ex
 
 
 def pad(node: Node, value: Value, fill: Expr, low: Dims, high: Dims, inner: Sequence[int]) -> Expr:
-    """Elements between, before and behind those of a tensor; negative ones cut it."""
+    """Pad a tensor with low, high and interior padding (XLA Pad); negative padding crops."""
     data, shape = node.scope.expr(value), [as_dim(d) for d in value.type.shape]
     if any(inner):
         data, shape = _stretch(data, shape, fill, inner)
@@ -74,7 +78,9 @@ def pad(node: Node, value: Value, fill: Expr, low: Dims, high: Dims, inner: Sequ
 def _stretch(
     data: Expr, shape: list[PrimExpr], fill: Expr, inner: Sequence[int]
 ) -> tuple[Expr, list[PrimExpr]]:
-    """Elements between: each becomes a row of itself and as many; those of the last are cut."""
+    """Apply interior padding: each element becomes a row of itself and `count` fills; the trailing
+    fills are cut.
+    """
     for axis, count in enumerate(inner):
         if not count:
             continue

@@ -15,6 +15,7 @@ def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
     inferred type.
     """
     done: dict[int, Expr] = {}
+    # Iterative: models are deeper than Python's recursion limit.
     stack: list[tuple[Expr, bool]] = [(r, False) for r in reversed(roots)]
     while stack:
         expr, is_ready = stack.pop()
@@ -42,22 +43,22 @@ def _parts(expr: Expr) -> Sequence[Expr]:
     return ()
 
 
-def _respan(expr: Expr, parts: Sequence[Expr], span: Span) -> Expr:
+def _respan(expr: Expr, operands: Sequence[Expr], span: Span) -> Expr:
     checked = expr.checked_type_or_none()
     if isinstance(expr, Constant):
         checked = checked or infer_expr_type(expr)
-    result = _rebuild(expr, parts, span)
+    result = _rebuild(expr, operands, span)
     if checked is not None:
         result.set_checked_type(checked)
     return result
 
 
-def _rebuild(expr: Expr, parts: Sequence[Expr], span: Span) -> Expr:
+def _rebuild(expr: Expr, operands: Sequence[Expr], span: Span) -> Expr:
     match expr:
         case Call():
-            return expr.with_fields(args=tuple(parts), span=span)
+            return expr.with_fields(args=tuple(operands), span=span)
         case Tuple():
-            return expr.with_fields(fields=tuple(parts), span=span)
+            return expr.with_fields(fields=tuple(operands), span=span)
         case TupleGetItem():
-            return expr.with_fields(tuple_value=parts[0], span=span)
+            return expr.with_fields(tuple_value=operands[0], span=span)
     return expr.with_fields(span=span)

@@ -1,5 +1,6 @@
-"""Squeeze without axes: all axes of extent 1 go, so that the sizes of a run decide the rank of the
-result, which is a value of several ranks where the model does not know them (see
+"""Squeeze without axes: all axes of extent 1 are removed, so that run-time sizes decide the rank.
+
+The result is a value of several ranks where the model does not know them (see
 ekiden.frontend.common.sum_value).
 """
 

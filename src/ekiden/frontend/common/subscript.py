@@ -1,4 +1,4 @@
-"""TensorFlow's strided slice: Python's subscript, as numbers and masks for each axis."""
+"""TensorFlow's StridedSlice: a Python subscript as numbers and bit masks for each axis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MASKS = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
 
 
 class Subscript:
-    """What begins, ends, steps and masks say of each axis of a node's first input."""
+    """Python subscript of a node's first input, decoded from begin, end, strides and masks."""
 
     def __init__(
         self,
@@ -28,15 +28,15 @@ class Subscript:
         step: Sequence[int],
         masks: Mapping[str, int],
     ) -> None:
-        """`masks` has the `MASKS`, each a bit for each number."""
+        """Decode the subscript; `masks` has the `MASKS`, each with a bit for each number."""
         self.node = node
         self.items: list[slice | int | None] = []
         """A slice may begin or end at an expression of dimensions."""
-        given = sum(not masks["new_axis"] >> i & 1 for i in range(len(begin)))
+        stated_axes = sum(not masks["new_axis"] >> i & 1 for i in range(len(begin)))
         has_rest = bool(masks["ellipsis"] & ((1 << len(begin)) - 1))
         for i, (b, e, s) in enumerate(zip(begin, end, step, strict=True)):
             if masks["ellipsis"] >> i & 1:
-                self.items += [slice(None)] * (node.rank(0) - given + 1)
+                self.items += [slice(None)] * (node.rank(0) - stated_axes + 1)
             elif masks["new_axis"] >> i & 1:
                 self.items.append(None)
             elif masks["shrink_axis"] >> i & 1:
@@ -47,31 +47,31 @@ class Subscript:
                 first = None if masks["begin"] >> i & 1 else b
                 self.items.append(slice(first, None if masks["end"] >> i & 1 else e, s))
         if not has_rest:
-            self.items += [slice(None)] * (node.rank(0) - given)
+            self.items += [slice(None)] * (node.rank(0) - stated_axes)
 
     def of_known(self, value: Value) -> Value | None:
-        """The subscript of known elements; None where it is not known itself."""
+        """Return the subscript of known elements; None where a bound is symbolic."""
         bounds = [i for i in self.items if isinstance(i, slice)]
         if any(isinstance(b, PrimExpr) for i in bounds for b in (i.start, i.stop)):
             return None
         return known(np.asarray(value.elements[tuple(self.items)]), value.type.dtype)
 
     def expr(self) -> Expr:
-        """The subscript as operators: the slice, then axes that go, then those that come."""
+        """Lower the subscript: the slice, then removed axes, then new axes."""
         node, begin, end, steps = self.node, [], [], []
-        places = [i for i in self.items if i is not None]
-        for axis, item in enumerate(places):
+        axis_items = [i for i in self.items if i is not None]
+        for axis, item in enumerate(axis_items):
             first, last, step = self._along(axis, item)
             begin.append(first)
             end.append(last)
             steps.append(step)
-        made: Expr = op.strided_slice(node.expr(0), begin, end, steps)
-        gone = [axis for axis, item in enumerate(places) if isinstance(item, int)]
-        made = op.squeeze(made, axis=gone) if gone else made
-        kept = [item for item in self.items if not isinstance(item, int)]
-        for at in (i for i, item in enumerate(kept) if item is None):
-            made = op.expand_dims(made, axis=at)
-        return made
+        sliced: Expr = op.strided_slice(node.expr(0), begin, end, steps)
+        gone = [axis for axis, item in enumerate(axis_items) if isinstance(item, int)]
+        sliced = op.squeeze(sliced, axis=gone) if gone else sliced
+        result_items = [item for item in self.items if not isinstance(item, int)]
+        for at in (i for i, item in enumerate(result_items) if item is None):
+            sliced = op.expand_dims(sliced, axis=at)
+        return sliced
 
     def _along(self, axis: int, item: slice | int) -> tuple[Dim, Dim, int]:
         dim = self.node.shape(0)[axis]

@@ -1,7 +1,7 @@
-"""Values whose rank or dtype only the run knows: tagged unions.
+"""Tagged unions: values whose rank or dtype is known only at run time.
 
-What may have one of several ranks is a value of a sum type of the program, with a constructor for
-each rank; it is matched where it is used, and what follows is imported for each (see
+A value of one of several ranks has a sum type of the program, with a constructor for each rank; it
+is matched where it is used, and the nodes that follow are imported for each (see
 ekiden.frontend.common.cases):
 
     type OneOf2[A, B] { OneOf2_0(A), OneOf2_1(B) }
@@ -58,7 +58,7 @@ def sum_type(alternatives: Sequence[Type]) -> TypeCall:
 
 
 def is_sum(kind: Type) -> bool:
-    """Whether a type is such a sum."""
+    """Return whether a type is a sum type of this module."""
     return isinstance(kind, TypeCall) and str(getattr(kind.func, "name_hint", "")).startswith(
         ONE_OF
     )
@@ -90,7 +90,7 @@ def held_var(kinds: Sequence[Type], span: Span) -> Var:
 
 
 class SumValue(NoTensor):
-    """A value of one of several alternatives, each of which holds as many values.
+    """Tagged union of several alternatives, each of which holds as many values.
 
     origin: the choice that decides which, where one alone does, by its name, and the branch of each
     alternative.
@@ -107,25 +107,25 @@ class SumValue(NoTensor):
 
     @property
     def kind(self) -> Type:
-        """The sum type."""
+        """Return the sum type."""
         assert self.expr is not None
-        found = self.expr.checked_type_or_none()
-        return sum_type([TupleType(k) for k in self.kinds]) if found is None else found
+        checked = self.expr.checked_type_or_none()
+        return sum_type([TupleType(k) for k in self.kinds]) if checked is None else checked
 
 
 class Member(NoTensor):
-    """One of the values that each alternative of a sum holds."""
+    """Field of a tagged union: one of the values that each alternative holds."""
 
     __slots__ = ("index", "whole")
     what = "a value whose rank depends on data"
 
-    def __init__(self, whole: SumValue, index: int) -> None:
+    def __init__(self, union: SumValue, index: int) -> None:
         self.array = self.symbols = self.hint = self.expr = None
-        self.whole, self.index = whole, index
+        self.whole, self.index = union, index
 
     @property
     def kind(self) -> Type:
-        """The sum of the types that it may have."""
+        """Return the sum of the types that it may have."""
         return sum_type([kinds[self.index] for kinds in self.whole.kinds])
 
 
@@ -148,10 +148,10 @@ def merged(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int]]:
     Raises Unsupported for more than MAX_ALTERNATIVES.
     """
     alternatives, numbers = first_merged(every)
-    known = [n for n in numbers if n is not None]
-    if len(known) < len(numbers):
+    assigned = [n for n in numbers if n is not None]
+    if len(assigned) < len(numbers):
         raise Unsupported(f"its values may have more than {MAX_ALTERNATIVES} combinations of ranks")
-    return alternatives, known
+    return alternatives, assigned
 
 
 def first_merged(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int | None]]:

@@ -1,4 +1,4 @@
-"""The boxes with the highest scores that do not overlap, as TensorFlow counts them."""
+"""Non-maximum suppression as TensorFlow defines it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from ekiden.relay.expr import Expr, TupleGetItem, const
 
 
 def kept_boxes(
-    node: Node, boxes: Expr, scores: Expr, most: Expr, overlap: Expr, least: Expr
+    node: Node, boxes: Expr, scores: Expr, max_output: Expr, overlap: Expr, score_threshold: Expr
 ) -> tuple[Expr, Expr]:
-    """(positions int32 [n], how many of them there are int64 [1]) of boxes [n, 4] and scores [n],
-    highest first; the limits are scalars."""
-    found = op.vision.all_class_non_max_suppression(
+    """Return the positions int32 [n] of the boxes that non-maximum suppression selects, and their
+    count int64 [1].
+
+    boxes: [n, 4]; scores: [n], highest first in the result; the limits are scalars.
+    """
+    suppressed = op.vision.all_class_non_max_suppression(
         op.expand_dims(boxes, 0),
         op.expand_dims(op.expand_dims(scores, 0), 0),
-        op.cast(most, "int64"),
+        op.cast(max_output, "int64"),
         overlap,
-        least,
+        score_threshold,
     )
-    rows = op.take(TupleGetItem(found, 0), const(np.int32(2)), axis=1)
-    return op.cast(rows, "int32"), op.cast(TupleGetItem(found, 1), "int64")
+    rows = op.take(TupleGetItem(suppressed, 0), const(np.int32(2)), axis=1)
+    return op.cast(rows, "int32"), op.cast(TupleGetItem(suppressed, 1), "int64")
 
 
 def selected_boxes(
-    node: Node, boxes: Expr, scores: Expr, most: Expr, overlap: Expr, least: Expr
+    node: Node, boxes: Expr, scores: Expr, max_output: Expr, overlap: Expr, score_threshold: Expr
 ) -> Expr:
     """Return the positions of `kept_boxes`, as many as there are."""
-    rows, count = kept_boxes(node, boxes, scores, most, overlap, least)
+    rows, count = kept_boxes(node, boxes, scores, max_output, overlap, score_threshold)
     return op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
 
 
-def padded_to(node: Node, rows: Expr, count: Expr, most: int) -> tuple[Expr, Expr]:
-    """(the first `most`, with 0 behind those there are; whether each is there)."""
-    wide = op.strided_slice(op.nn.pad(rows, ((0, most),)), (0,), (most,))
-    is_there = op.less(op.arange(0, most, 1, "int64"), count)
+def padded_to(node: Node, rows: Expr, count: Expr, max_output: int) -> tuple[Expr, Expr]:
+    """Return the first `max_output` positions, zero-padded, and a mask of the valid ones."""
+    wide = op.strided_slice(op.nn.pad(rows, ((0, max_output),)), (0,), (max_output,))
+    is_there = op.less(op.arange(0, max_output, 1, "int64"), count)
     return op.where(is_there, wide, op.zeros_like(wide)), is_there

@@ -1,4 +1,4 @@
-"""What a model contains and which of it can be imported, in the words of all frontends."""
+"""Summary of a model's contents and of what can be imported, common to all frontends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ Dim = int | str
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output: its name, element type ("sequence" and the like where it is no tensor)
-    and shape; None where the model says nothing of its shape.
+    """Input or output: its name, element type ("sequence" and the like where it is no tensor) and
+    shape.
+
+    The shape is None where the model states none.
     """
 
     name: str
@@ -18,7 +20,7 @@ class Port:
     shape: tuple[Dim, ...] | None
 
     def __str__(self) -> str:
-        """`x: float32[n, 3]`"""
+        """Format the port as `x: float32[n, 3]`."""
         return (
             self.name
             + f": {self.dtype}"
@@ -28,8 +30,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator of the model and how many nodes call it. how: "kernel" for one that has a
-    converter, "function" for one that is expanded by its definition, "none".
+    """Operator of the model and the number of its nodes.
+
+    how: "kernel" for one that has a converter, "function" for one that is expanded by its
+    definition, "none".
     """
 
     domain: str
@@ -40,7 +44,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A node that cannot be imported."""
+    """Node that cannot be imported."""
 
     node: str
     domain: str
@@ -51,7 +55,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a model contains."""
+    """Summary of a model's operators, inputs, outputs and parameters."""
 
     label: str
     opsets: dict[str, int]
@@ -64,6 +68,6 @@ class Survey:
 
     @property
     def dimensions(self) -> tuple[str, ...]:
-        """The names of symbolic dimensions of the inputs, in order."""
+        """Return the names of the inputs' symbolic dimensions, in order."""
         dims = [d for port in self.inputs for d in port.shape or () if isinstance(d, str)]
         return tuple(dict.fromkeys(dims))

@@ -1,7 +1,7 @@
-"""Tensors of strings during import: expressions of bytes, see ekiden.runtime.text.
+"""String tensors during import: uint8 expressions, see ekiden.runtime.text.
 
-They are moved about as numbers: an operator that only moves elements is converted for the places of
-the strings in a table, and the strings are then taken from there.
+An operator that only moves elements is converted for the strings' indices into a table; the strings
+are then gathered from it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ N = TypeVar("N", bound=Node)
 
 
 class TextValue(NoTensor):
-    """A tensor of strings, as an expression of bytes."""
+    """String tensor, as an expression of bytes [.., width]."""
 
     __slots__ = ("bytes_type",)
     what = "a tensor of strings"
@@ -44,22 +44,22 @@ class TextValue(NoTensor):
 
     @property
     def shape(self) -> Shape:
-        """The shape of the tensor of strings."""
+        """Return the shape of the string tensor."""
         return self.bytes_type.shape[:-1]
 
     @property
     def width(self) -> PrimExpr:
-        """The extent of the axis of bytes."""
+        """Return the extent of the byte axis."""
         return self.bytes_type.shape[-1]
 
     @property
     def kind(self) -> Type:
-        """The type of its bytes."""
+        """Return the type of its byte tensor."""
         return self.bytes_type
 
 
 def text_constant(texts: Array | Sequence[str]) -> TextValue:
-    """A value of known strings."""
+    """Return a value of known strings."""
     data = encode(texts)
     value = constant(data)
     assert value.expr is not None
@@ -67,26 +67,26 @@ def text_constant(texts: Array | Sequence[str]) -> TextValue:
 
 
 def text_of(scope: Scope, data: Expr) -> TextValue:
-    """An expression of bytes as strings; unknown dimensions get names."""
-    found = scope.bound(data, "text")
-    return TextValue(scope.expr(found), found.type)
+    """Return an expression of bytes as strings; unknown dimensions get names."""
+    bytes_value = scope.bound(data, "text")
+    return TextValue(scope.expr(bytes_value), bytes_value.type)
 
 
 def text(node: Node, index: int) -> TextValue:
-    """An input that must be strings."""
-    found = node.value(index)
-    if not isinstance(found, TextValue):
+    """Return an input that must be strings. Raises Unsupported for another."""
+    operand = node.value(index)
+    if not isinstance(operand, TextValue):
         node.unsupported(f"input {index} must be a tensor of strings")
-    return found
+    return operand
 
 
 def has_text(node: Node) -> bool:
-    """Whether an input is a tensor of strings."""
+    """Return whether an input is a string tensor."""
     return any(isinstance(v, TextValue) for v in node.inputs)
 
 
 def rows(value: TextValue) -> Expr:
-    """The strings one below the other: [n, width]."""
+    """Return the strings flattened to [n, width]."""
     assert value.expr is not None
     if len(value.bytes_type.shape) == 2:
         return value.expr
@@ -94,67 +94,69 @@ def rows(value: TextValue) -> Expr:
 
 
 def widened(value: TextValue, width: PrimExpr, data: Expr | None = None) -> Expr:
-    """The strings (or `data` made of them) with a width that is at least theirs."""
-    given = value.expr if data is None else data
-    assert given is not None
+    """Pad the strings (or `data` made of them) to a width that is at least theirs."""
+    encoded = value.expr if data is None else data
+    assert encoded is not None
     if equal(value.width, width):
-        return given
+        return encoded
     rank = len(value.bytes_type.shape) if data is None else 2
     room: list[tuple[Dim, Dim]] = [*[(0, 0)] * (rank - 1), (0, width - value.width)]
-    return op.nn.pad(given, room, const(TEXT_END, "uint8"))
+    return op.nn.pad(encoded, room, const(TEXT_END, "uint8"))
 
 
 def common_width(values: Sequence[TextValue]) -> PrimExpr:
-    """The greatest width."""
+    """Return the greatest width."""
     return reduce(lambda a, b: a if equal(a, b) else binary(Max, a, b), (v.width for v in values))
 
 
 def moved(node: N, apply: Callable[[N], Result]) -> Result:
-    """The result of an operator that only moves elements."""
+    """Convert an operator that only moves elements: move indices, then gather the strings."""
     texts = [v for v in node.inputs if isinstance(v, TextValue)]
+    # All rows of the table need one byte width.
     width = common_width(texts)
-    parts = [widened(v, width, rows(v)) for v in texts]
-    table = parts[0] if len(parts) == 1 else op.concatenate(Tuple(tuple(parts)), axis=0)
+    tables = [widened(v, width, rows(v)) for v in texts]
+    table = tables[0] if len(tables) == 1 else op.concatenate(Tuple(tuple(tables)), axis=0)
     result = measured(node, apply)
-    many: list[Expr | Value | None]
-    many = list(result) if isinstance(result, Sequence) else [result]
+    outputs: list[Expr | Value | None]
+    outputs = list(result) if isinstance(result, Sequence) else [result]
     if isinstance(result, Expr) and not isinstance(node.scope.type_of(result), TensorType):
-        many = [TupleGetItem(result, i) for i in range(len(node.output_names))]
-    return [None if m is None else _taken(node.scope, table, m) for m in many]
+        outputs = [TupleGetItem(result, i) for i in range(len(node.output_names))]
+    return [None if m is None else _taken(node.scope, table, m) for m in outputs]
 
 
 def measured(node: N, apply: Callable[[N], Result]) -> Result:
-    """The result of an operator for the places of strings: of one that looks at shapes alone, all
-    there is.
+    """Convert an operator for the strings' indices; for one that reads shapes alone this is the
+    result.
     """
     return apply(node.with_inputs(_places(node)))
 
 
-def _taken(scope: Scope, table: Expr, places: Expr | Value) -> TextValue:
-    """Return the strings at these places of a table. Raises Unsupported for places of several
-    ranks."""
-    if isinstance(places, Member):
+def _taken(scope: Scope, table: Expr, indices: Expr | Value) -> TextValue:
+    """Gather the strings at these indices of a table. Raises Unsupported for indices of several
+    ranks.
+    """
+    if isinstance(indices, Member):
         raise Unsupported("strings whose rank depends on data are not supported")
-    at = scope.expr(places) if isinstance(places, Value) else places
+    at = scope.expr(indices) if isinstance(indices, Value) else indices
     return text_of(scope, op.take(table, at, axis=0))
 
 
 def _places(node: Node) -> list[Value | None]:
-    """The inputs with places in the table in place of strings."""
-    found: list[Value | None] = []
+    """Return the inputs with table indices in place of strings."""
+    replaced: list[Value | None] = []
     start: PrimExpr | int = 0
-    for each in node.inputs:
-        if isinstance(each, TextValue):
-            count = product(each.shape)
-            found.append(_counted(node.scope, start, count, each.shape))
+    for operand in node.inputs:
+        if isinstance(operand, TextValue):
+            count = product(operand.shape)
+            replaced.append(_counted(node.scope, start, count, operand.shape))
             start = start + count
         else:
-            found.append(each)
-    return found
+            replaced.append(operand)
+    return replaced
 
 
 def _counted(scope: Scope, start: PrimExpr | int, count: PrimExpr, shape: Shape) -> Value:
-    """The numbers from `start`, in that shape."""
+    """Return consecutive numbers from `start`, in that shape."""
     dims = [known(d) for d in shape]
     first = start if isinstance(start, int) else known(start)
     if first is not None and None not in dims:

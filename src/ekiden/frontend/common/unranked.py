@@ -1,4 +1,4 @@
-"""Inputs of a model whose rank is not known: a run says it, and is compiled for it."""
+"""Model inputs of unknown rank: a run determines the rank, and the model is compiled for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a converter gives up."""
+"""Exception by which a converter rejects a node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ else:
 
 
 class Unsupported(Exception):  # noqa: N818 - UnsupportedError is made of these
-    """A node that cannot be converted, and why; the importer collects these into one
+    """Signal that a node cannot be converted, and why; the importer collects these into one
     UnsupportedError.
 
     inputs: names of the parameters of `main` whose values would have to be known.
@@ -25,7 +25,7 @@ class Unsupported(Exception):  # noqa: N818 - UnsupportedError is made of these
         self.inputs = tuple(inputs)
 
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.75) -> str:
-    """What follows an operator that is not known, in a message: those of the nearest names."""
-    near = difflib.get_close_matches(name, sorted(known), n=3, cutoff=cutoff)
+def nearest(name: str, supported: Iterable[str], cutoff: float = 0.75) -> str:
+    """Return the suffix of a message about an unknown operator: the closest supported names."""
+    near = difflib.get_close_matches(name, sorted(supported), n=3, cutoff=cutoff)
     return f"; the nearest supported are {', '.join(near)}" if near else ""

@@ -1,5 +1,5 @@
-"""What a tensor of a model is during import: a constant, an array of shape expressions, or a
-run-time expression.
+"""Tensor of a model during import: a constant, an array of shape expressions, or a run-time
+expression.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ Symbols: TypeAlias = npt.NDArray[np.object_]
 
 
 class Value:
-    """One tensor: `array` where it is known now, `symbols` where it is known from shapes, else
-    `expr` alone.
+    """Tensor during import: `array` where it is constant, `symbols` where it is known from shapes,
+    else `expr` alone.
 
     hint: what is known of the elements of a small vector of integers that is computed at run time,
-    in which a `Var` that is no dimension stands for a number of the data (see `sizes`).
-
-    Constants keep the array of the model, uncopied; treat it as read-only.
+    in which a `Var` that is no dimension stands for a number of the data (see `sizes`). Constants
+    refer to the model's array without a copy; treat it as read-only.
     """
 
     __slots__ = ("array", "expr", "hint", "symbols", "type")
@@ -53,23 +52,23 @@ class Value:
 
     @property
     def kind(self) -> Type:
-        """The type of the value, which need not be a tensor."""
+        """Return the type of the value, which need not be a tensor."""
         return self.type
 
     @property
     def is_known(self) -> bool:
-        """Whether the elements are known at import, as numbers or as shape expressions."""
+        """Return whether the elements are known at import, as numbers or as shape expressions."""
         return self.array is not None or self.symbols is not None
 
     @property
     def elements(self) -> Array:
-        """The numbers, or the object array of expressions, of a known value."""
-        found = self.array if self.array is not None else self.symbols
-        assert found is not None, "elements of a run-time value are not known at import"
-        return found
+        """Return the numbers, or the object array of expressions, of a known value."""
+        known_elements = self.array if self.array is not None else self.symbols
+        assert known_elements is not None, "elements of a run-time value are not known at import"
+        return known_elements
 
     def dims(self) -> tuple[Dim, ...]:
-        """The elements of a known vector or scalar as dimensions: ints and expressions."""
+        """Return the elements of a known vector or scalar as dimensions: ints and expressions."""
         if self.array is not None:
             return tuple(int(n) for n in self.array.ravel().astype(np.int64))
         assert self.symbols is not None, "dims of a run-time value are not known at import"
@@ -77,38 +76,38 @@ class Value:
 
 
 def constant(array: Array) -> Value:
-    """A value of known numbers."""
-    made = Constant(array)
+    """Return a value of known numbers."""
+    expr = Constant(array)
     type_ = tensor_type(array.shape, dtype_name(array))
-    made.set_checked_type(type_)
-    return Value(type_, array=array, expr=made)
+    expr.set_checked_type(type_)
+    return Value(type_, array=array, expr=expr)
 
 
 def scalar(number: object, dtype: str) -> Value:
-    """A number as a value without dimensions."""
+    """Return a number as a value of rank 0."""
     return constant(const(number, dtype).data)
 
 
 def dtype_name(array: Array) -> str:
-    """The dtype of an array in our spelling."""
+    """Return the dtype of an array as Ekiden spells it."""
     return "bool" if array.dtype == np.bool_ else str(array.dtype)
 
 
 def known(elements: Array, dtype: str) -> Value:
-    """A value of numbers or shape expressions; expressions that are constants become numbers."""
+    """Return a value of numbers or shape expressions; constant expressions become numbers."""
     if elements.dtype != np.object_:
         return constant(np.asarray(elements, to_numpy(dtype)))
-    tidy = np.empty(elements.shape, object)
-    for at, each in np.ndenumerate(elements.astype(object)):
-        tidy[at] = simplify(each)
-    flat = [e.value if isinstance(e, (IntImm, FloatImm)) else e for e in tidy.ravel()]
+    simplified = np.empty(elements.shape, object)
+    for at, element in np.ndenumerate(elements.astype(object)):
+        simplified[at] = simplify(element)
+    flat = [e.value if isinstance(e, (IntImm, FloatImm)) else e for e in simplified.ravel()]
     if not any(isinstance(e, PrimExpr) for e in flat):
         return constant(np.array(flat, to_numpy(dtype)).reshape(elements.shape))
-    return Value(tensor_type(elements.shape, dtype), symbols=tidy)
+    return Value(tensor_type(elements.shape, dtype), symbols=simplified)
 
 
 def clean_name(name: str) -> str:
-    """A name that Relay text can hold: letters, digits and underscores, not starting with a digit;
+    """Return a valid Relay identifier: letters, digits and underscores, not starting with a digit;
     may be empty.
     """
     cleaned = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_")
@@ -116,7 +115,7 @@ def clean_name(name: str) -> str:
 
 
 def dim_name(name: str, axis: int, stated: str = "") -> str:
-    """What a symbolic dimension of an input is called: as the model calls it, if it does."""
+    """Return the name of an input's symbolic dimension: the model's own, if it has one."""
     cleaned = "" if stated in _UNNAMED else clean_name(stated)
     return cleaned or f"{clean_name(name) or 'input'}_dim{axis}"
 
@@ -128,17 +127,17 @@ they occur.
 
 
 class Names:
-    """Hands out clean names, each once."""
+    """Generator of unique identifiers."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
     def unique(self, name: str, fallback: str) -> str:
-        """`name` cleaned, or with a number added if that is taken."""
-        base = found = clean_name(name) or fallback
+        """Return `name` cleaned, with a number appended if that is taken."""
+        base = candidate = clean_name(name) or fallback
         count = 0
-        while found in self._taken:
+        while candidate in self._taken:
             count += 1
-            found = f"{base}_{count}"
-        self._taken.add(found)
-        return found
+            candidate = f"{base}_{count}"
+        self._taken.add(candidate)
+        return candidate

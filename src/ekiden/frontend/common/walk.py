@@ -1,4 +1,4 @@
-"""The walk over the nodes of a model: each in its place, with errors that name it.
+"""Walk over the nodes of a model: error locations, and collection of unsupported nodes.
 
     with walk.at("Conv 'layer1'", inputs, made_by):
         for name, value in walk.outputs(convert(node), ["y"]).items(): ...
@@ -29,12 +29,12 @@ CHAIN = 8
 
 
 class NodeError(ImportModelError):
-    """A node that cannot be imported; the message names it, the notes say how one got there."""
+    """Error in a node; the message names it, the notes list the nodes that led to it."""
 
 
 class ConversionError(NodeError):
-    """A node at which its converter broke: the model says what no check expects, or the converter
-    is wrong.
+    """Error of a node whose converter broke: the model states what no check expects, or the
+    converter is wrong.
     """
 
 
@@ -45,10 +45,10 @@ PYTHON_ERRORS = (
 
 
 class Walk:
-    """What all graphs of one import have in common.
+    """State shared by all graphs of one import.
 
-    label: the model, as messages have it. shapes: how a user gives other ones. problems: a line for
-    each node that turned out to be unsupported, in any graph. needed: inputs of the model that
+    label: the model, as messages have it. shapes: how a user states other ones. problems: a line
+    for each node that turned out to be unsupported, in any graph. needed: inputs of the model that
     would have to be constants.
     """
 
@@ -64,11 +64,17 @@ class Walk:
         inputs: Mapping[str, Value | None],
         made_by: Callable[[], Iterable[str]] = tuple,
     ) -> Iterator[None]:
-        """A `with` block in which a node is converted, `inputs` by name; `made_by` gives the names
-        of the nodes that led to it, the nearest first. Unsupported ends the block and is noted.
+        """Enter a `with` block in which a node is converted; Unsupported ends the block and is
+        recorded.
 
-        Raises NodeError for what is wrong with the node, with what is known of how it came to be;
-        ConversionError where the code that converts it broke.
+        Args:
+            name: the node, as messages have it.
+            inputs: its inputs by name.
+            made_by: returns the names of the nodes that led to it, the nearest first.
+
+        Raises:
+            NodeError: for what is wrong with the node, with notes on where it came from.
+            ConversionError: where the code that converts it broke.
         """
         around, self.scope.span = self.scope.span, Span(name)
         try:
@@ -98,41 +104,42 @@ class Walk:
         raise_problems(self.problems, self.label, self.needed)
 
     def outputs(self, result: Result, names: Sequence[str]) -> dict[str, Value]:
-        """What a converter gave, under the names of a node's outputs that anyone uses; their
-        unknown dimensions have names from here on.
+        """Return a converter's results under the names of the node's used outputs; unknown
+        dimensions are named from here on.
 
-        Raises Unsupported for one that it gave not, ImportModelError for one of negative extent.
+        Raises Unsupported for an output that the converter did not return, ImportModelError for one
+        of negative extent.
         """
         scope = self.scope
-        many: Sequence[Expr | Value | None] = (
+        all_outputs: Sequence[Expr | Value | None] = (
             self._fields(result)
             if isinstance(result, Expr)
             else list(result)
             if isinstance(result, Sequence)
             else [result]
         )
-        wanted = [(i, name) for i, name in enumerate(names) if name in scope.used and name]
-        for index, name in wanted:
-            if index >= len(many) or many[index] is None:
+        used_outputs = [(i, name) for i, name in enumerate(names) if name in scope.used and name]
+        for index, name in used_outputs:
+            if index >= len(all_outputs) or all_outputs[index] is None:
                 raise Unsupported(f"output {index} ({name!r}) is not supported")
-        exprs = {i: e for i, _ in wanted if isinstance(e := many[i], Expr)}
+        exprs = {i: e for i, _ in used_outputs if isinstance(e := all_outputs[i], Expr)}
         for index, expr in exprs.items():
             _check_extents(names[index], scope.typed(expr))
         spanned = dict(zip(exprs, scope.span_all(list(exprs.values())), strict=True))
-        made: dict[str, Value] = {}
-        for index, name in wanted:
-            found = many[index]
-            if isinstance(found, Value):
-                made[name] = scope.short(found)
+        values: dict[str, Value] = {}
+        for index, name in used_outputs:
+            output = all_outputs[index]
+            if isinstance(output, Value):
+                values[name] = scope.short(output)
             else:
-                made[name] = scope.bound(spanned[index], name)
-        return made
+                values[name] = scope.bound(spanned[index], name)
+        return values
 
     def _fields(self, expr: Expr) -> list[Expr | Value | None]:
-        found = self.scope.type_of(expr)
-        if isinstance(found, TensorType):
+        kind = self.scope.type_of(expr)
+        if isinstance(kind, TensorType):
             return [expr]
-        return [TupleGetItem(expr, i) for i in range(len(field_types(found)))]
+        return [TupleGetItem(expr, i) for i in range(len(field_types(kind)))]
 
     def _located(
         self,
@@ -142,20 +149,20 @@ class Walk:
         reason: str,
         kind: type[NodeError] = NodeError,
     ) -> NodeError:
-        found = kind(f"import {self.label}: {name}: {reason}")
-        for each, value in inputs.items():
+        error = kind(f"import {self.label}: {name}: {reason}")
+        for input_name, value in inputs.items():
             if value is not None:
-                found.add_note(f"its input {each!r} is {_kind_text(value)}")
+                error.add_note(f"its input {input_name!r} is {_kind_text(value)}")
         chain = " <- ".join(islice(made_by(), CHAIN))
         if chain:
-            found.add_note(f"made by {chain}")
+            error.add_note(f"made by {chain}")
         if sources := self._sources(inputs.values()):
-            given = ", ".join(sources)
-            found.add_note(f"hint: it follows from {given}; {self.shapes} gives other shapes")
-        return found
+            origins = ", ".join(sources)
+            error.add_note(f"hint: it follows from {origins}; {self.shapes} gives other shapes")
+        return error
 
     def _sources(self, inputs: Iterable[Value | None]) -> list[str]:
-        """The inputs of the model, with their types, that the inputs of a node are made of."""
+        """Return the model inputs, with their types, that the inputs of a node depend on."""
         names = self.scope.param_names
         exprs = [v.expr for v in inputs if v is not None and v.expr is not None]
         made_of = dict.fromkeys(v for e in exprs for v in self.scope.sources(e))

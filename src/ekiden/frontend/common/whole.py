@@ -1,4 +1,5 @@
-"""Floats that are whole numbers: dimensions that exporters compute with in floating point.
+"""Exact integers of floats that are whole numbers: dimensions that exporters compute in floating
+point.
 
 floor(float32(h) / 2f)  ->  h // 2
 """
@@ -11,8 +12,10 @@ from ekiden.ir.prim import FloatImm, PrimExpr, const
 
 
 def whole(value: PrimExpr) -> PrimExpr | None:
-    """The integer that a float is, as it stays below 2**24 (every dimension does); None where that
-    is not known.
+    """Return the integer expression equal to a float; None where the float is not known to be
+    whole.
+
+    Exact below 2**24, where every dimension is.
     """
     match value:
         case FloatImm(value=number):
@@ -29,15 +32,17 @@ def whole(value: PrimExpr) -> PrimExpr | None:
             x, y = whole(a), whole(b)
             return None if x is None or y is None else prim.Select(condition, x, y, "int64")
         case prim.Intrinsic(op="floor" | "ceil" as name, args=(inner,)):
-            found = whole(inner)
-            return _quotient(inner, int(name == "ceil")) if found is None else found
+            integer = whole(inner)
+            return _quotient(inner, int(name == "ceil")) if integer is None else integer
     return value if is_int(value.dtype) else None
 
 
 def truncated(value: PrimExpr) -> PrimExpr | None:
-    """A float rounded down, where that is an integer quotient of numbers that are not negative."""
-    found = whole(value)
-    return _quotient(value, 0) if found is None else found
+    """Return a float rounded down as an integer expression, where it is an integer quotient of
+    non-negative numbers; else None.
+    """
+    integer = whole(value)
+    return _quotient(value, 0) if integer is None else integer
 
 
 def _both(kind: type[prim.BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
@@ -46,7 +51,10 @@ def _both(kind: type[prim.BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | N
 
 
 def _quotient(value: PrimExpr, up: int) -> PrimExpr | None:
-    """A quotient of whole numbers rounded down, or up: by a number, or times a power of 1/2."""
+    """Return a quotient of whole numbers rounded down, or up, as an integer division.
+
+    The divisor is a number, or the factor a power of 1/2.
+    """
     if not isinstance(value, (prim.Div, prim.Mul)):
         return None
     above, by = whole(value.a), value.b
@@ -55,6 +63,7 @@ def _quotient(value: PrimExpr, up: int) -> PrimExpr | None:
     if above is None or not isinstance(by, FloatImm) or by.value <= 0:
         return None
     factor = by.value if isinstance(value, prim.Div) else 1 / by.value
+    # Multiplication by 1/n is exact in floating point only for a power of two.
     if factor != int(factor) or (isinstance(value, prim.Mul) and int(factor) & (int(factor) - 1)):
         return None
     divisor = int(factor)

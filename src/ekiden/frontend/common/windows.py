@@ -1,4 +1,5 @@
-"""Windows that slide over axes of a tensor: those of convolutions, pooling and reductions.
+"""Sliding windows of convolutions, pooling and reductions; those of convolutions, pooling and
+reductions.
 
 A window has a number for each axis that it slides over: the spatial ones of an image, or all axes
 of a tensor as XLA has them. Padding may be an expression of dimensions, as that of SAME is where
@@ -25,9 +26,10 @@ from ekiden.topi.shape import Dim, Shape, as_attr, as_dim, as_ints, ceil_div, kn
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Sizes of a window by axis: its extents, and the padding before and after the data. inner: the
-    elements between those of the data, XLA's base dilation; () for none. Raises Unsupported for
-    extents and steps that no window has: the readers of formats do not all check them.
+    """Window geometry by axis: extents, strides, dilations, and the padding before and after the
+    data.
+
+    inner: the elements between those of the data, XLA's base dilation; () for none.
     """
 
     extents: tuple[Dim, ...]
@@ -54,38 +56,38 @@ class Window:
 
     @property
     def is_known(self) -> bool:
-        """Whether the extents of the window are numbers."""
+        """Return whether the window's extents are numbers."""
         return all(known(extent) is not None for extent in self.extents)
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """The extents of the window. Raises ValueError where one is symbolic."""
+        """Return the window's extents. Raises ValueError where one is symbolic."""
         return as_ints(self.extents)
 
     @property
     def padding(self) -> tuple[int, ...] | None:
-        """Padding before each axis, then after each; None if it is symbolic."""
+        """Return the padding before each axis, then after each; None if it is symbolic."""
         numbers = [known(p) for p in (*self.before, *self.after)]
         return None if None in numbers else tuple(n for n in numbers if n is not None)
 
     @property
     def reach(self) -> list[PrimExpr]:
-        """How many elements of each axis a window spans."""
+        """Return the number of elements that a dilated window spans along each axis."""
         pairs = zip(self.extents, self.dilations, strict=True)
         return [tidy((as_dim(extent) - 1) * d + 1) for extent, d in pairs]
 
     def counts(self, shape: Sequence[Dim]) -> Shape:
-        """Return how many windows there are along each axis of data that have the padding."""
+        """Return the number of windows along each axis of padded data."""
         rows = zip(shape, self.reach, self.strides, strict=True)
         return tuple(tidy((as_dim(extent) - reach) // s + 1) for extent, reach, s in rows)
 
     def missing(self, extents: Shape, counts: Sequence[Dim]) -> list[PrimExpr]:
-        """Return what the last of `counts` windows spans behind the data; it may be negative."""
+        """Return how far the last of `counts` windows reaches beyond the data; may be negative."""
         rows = zip(counts, self.strides, self.reach, extents, self.before, strict=True)
         return [tidy((as_dim(n) - 1) * s + r - e - as_dim(b)) for n, s, r, e, b in rows]
 
     def reaching(self, extents: Shape, counts: Sequence[Dim]) -> Window:
-        """Return the window with as much padding behind as the last of `counts` windows spans."""
+        """Return the window with enough trailing padding for `counts` windows."""
         pairs = zip(self.missing(extents, counts), self.after, strict=True)
         after = [
             tidy(maximum(m, as_dim(a))) if (number := known(m)) is None else max(number, 0)
@@ -94,7 +96,7 @@ class Window:
         return replace(self, after=tuple(after))
 
     def unpadded(self) -> Window:
-        """Return the window over data that have its padding already."""
+        """Return the window over data that are padded already."""
         none = (0,) * len(self.strides)
         return replace(self, before=none, after=none)
 
@@ -110,8 +112,9 @@ def same_window(
     extents: Shape, kernel: Sequence[Dim], strides: Sequence[int], dilations: Sequence[int],
     odd_before: bool = False,
 ) -> Window:  # fmt: skip
-    """Return the window of which there are extent / stride, rounded up, along each axis: SAME
-    padding, an odd row of which stands behind the data, or before them.
+    """Return the window of SAME padding: extent / stride windows, rounded up, along each axis.
+
+    An odd element of padding is placed behind the data, or before them with `odd_before`.
     """
     totals = []
     for extent, size, stride, dilation in zip(extents, kernel, strides, dilations, strict=True):
@@ -152,8 +155,8 @@ def taps(data: Expr, window: Window, counts: Sequence[Dim], first: int = 0) -> I
 
 
 def dilated(node: Node, window: Window, value: Value, fill: Expr) -> Value:
-    """Return a tensor with the padding of a window, negative padding cut off, and elements between
-    its own.
+    """Return a tensor with the padding of a window, negative padding cropped, and base dilation
+    applied.
     """
     inner = window.inner or (0,) * len(window.strides)
     return node.given(pad(node, value, fill, window.before, window.after, inner))

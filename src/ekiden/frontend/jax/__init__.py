@@ -1,11 +1,12 @@
-"""JAX: functions, programs that jax.export saved, models of Keras, and StableHLO itself.
+"""Importer of JAX: functions, programs saved by jax.export, Keras models, and plain StableHLO;
+functions, programs that jax.export saved, models of Keras, and StableHLO itself.
 
-entry         a function or an artifact -> module     export      functions to programs
-program       inputs, outputs, symbolic dimensions    graph       the walk over operations
-node          an operation as converters see it       registry    operation -> converter
-dtype         types and constants of MLIR             converters  operations by family
-stablehlo     text and bytecode to modules of MLIR    narrow      integers and floats below 8 bits
-keras_models  models of Keras to functions
+entry         a function or an artifact -> module     export      functions to programs program
+inputs, outputs, symbolic dimensions    graph       the walk over operations node          an
+operation as converters see it       registry    operation -> converter dtype         types and
+constants of MLIR             converters  operations by family stablehlo     text and bytecode to
+modules of MLIR    narrow      integers and floats below 8 bits keras_models  models of Keras to
+functions
 """
 
 from typing import TYPE_CHECKING
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """`register`. Raises ModuleNotFoundError where JAX is missing."""
+    """Return `register`, imported on first use. Raises ModuleNotFoundError where JAX is missing."""
     if name != "register":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(load_module("ekiden.frontend.jax.registry"), name)
-    globals()[name] = found
-    return found
+    attribute: object = getattr(load_module("ekiden.frontend.jax.registry"), name)
+    globals()[name] = attribute
+    return attribute

@@ -1,4 +1,4 @@
-"""Types and constants of MLIR as ours."""
+"""MLIR types and constants as Ekiden dtypes and arrays."""
 
 from __future__ import annotations
 
@@ -35,23 +35,24 @@ def own_dtype(name: str) -> str:
 
 
 def is_complex(kind: ir.Type) -> bool:
-    """Whether a type is a tensor of complex numbers."""
+    """Return whether a type is a tensor of complex numbers."""
     return isinstance(kind, ir.RankedTensorType) and str(kind.element_type) in _PARTS
 
 
 def is_token(kind: ir.Type) -> bool:
-    """Whether a type is that of tokens, which order what has effects and have no data."""
+    """Return whether a type is that of tokens, which order side effects and have no data."""
     return str(kind) == "!stablehlo.token"
 
 
 def part_dtype_of(kind: ir.Type) -> str:
-    """As `dtype_of`; of complex numbers the dtype of their parts."""
+    """Return the dtype of a tensor type; of complex numbers that of their parts."""
     return _PARTS[str(kind.element_type)] if is_complex(kind) else dtype_of(kind)
 
 
 def dtype_of(kind: ir.Type) -> str:
-    """Return the dtype that the values of a tensor type have here; of narrow ones their carrier.
-    Raises Unsupported for complex numbers, and what is no tensor.
+    """Return the dtype of a tensor type's values in Relay; of narrow ones their carrier.
+
+    Raises Unsupported for complex numbers and non-tensors.
     """
     if not isinstance(kind, ir.RankedTensorType):
         raise Unsupported(f"values of the type {kind} are not supported")
@@ -79,7 +80,7 @@ def stored_dtype_of(kind: ir.Type) -> str:
 
 
 def bits_of(kind: ir.Type) -> int:
-    """Return the width of an element, of complex numbers of a part; 1 of truth values."""
+    """Return the width of an element, of a complex one that of a part; 1 for Booleans."""
     narrow = narrow_of(kind)
     dtype = part_dtype_of(kind)
     if narrow is not None:
@@ -88,41 +89,42 @@ def bits_of(kind: ir.Type) -> int:
 
 
 def extents_of(kind: ir.Type) -> list[int | None]:
-    """The extents of a tensor type, None for symbolic ones."""
+    """Return the extents of a tensor type, None for symbolic ones."""
     assert isinstance(kind, ir.RankedTensorType)
     return [None if kind.is_dynamic_dim(i) else kind.get_dim_size(i) for i in range(kind.rank)]
 
 
 def array_of(attribute: ir.Attribute) -> Array:
-    """Return the elements of a constant, narrow ones in their carrier; of one that repeats a number
-    they share its memory.
+    """Return the elements of a constant, narrow ones in their carrier; a splat is a
+    stride-0 view.
     """
     kind = attribute.type
-    wanted = to_numpy(dtype_of(kind))
+    dtype = to_numpy(dtype_of(kind))
     shape = tuple(kind.get_dim_size(i) for i in range(kind.rank))
     if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
-        value = np.asarray(attribute.get_splat_value().value, wanted)
+        value = np.asarray(attribute.get_splat_value().value, dtype)
         return np.broadcast_to(value, shape)
     if narrow_of(kind) is not None:
-        return _carried(attribute).astype(wanted).reshape(shape)
+        return _carried(attribute).astype(dtype).reshape(shape)
     if dtype_of(kind) == "bfloat16":  # for which MLIR has no buffer, and JAX 0.6 ends the process
-        return _bits_of(attribute).view(wanted).reshape(shape)
-    return np.array(attribute, wanted)
+        return _bits_of(attribute).view(dtype).reshape(shape)
+    return np.array(attribute, dtype)
 
 
 def parts_of(constant: ir.Operation) -> tuple[Array, Array]:
-    """The real and the imaginary parts of what a constant of complex numbers gives, whose attribute
-    has no face in Python."""
+    """Return the real and imaginary parts of a complex constant, whose attribute has no Python
+    binding.
+    """
     kind = constant.results[0].type
     width = {"float32": ir.F32Type, "float64": ir.F64Type}[part_dtype_of(kind)]
 
-    def parts() -> list[ir.Value]:
+    def build() -> list[ir.Value]:
         value = constant.clone().results[0]
         return [function(value) for function in (stablehlo.real, stablehlo.imag)]
 
     with constant.context, ir.Location.unknown():
-        part = ir.RankedTensorType.get(kind.shape, width.get())
-        real, imaginary = _evaluated([part, part], parts)
+        part_type = ir.RankedTensorType.get(kind.shape, width.get())
+        real, imaginary = _evaluated([part_type, part_type], build)
         return real, imaginary
 
 
@@ -143,21 +145,23 @@ def _carried(attribute: ir.Attribute) -> Array:
 
 
 def _bits_of(attribute: ir.Attribute) -> Array:
-    """The elements of a constant as unsigned integers, as a program of StableHLO gives them."""
+    """Return the elements of a constant as unsigned integers, evaluated by a StableHLO program."""
     width = np.dtype(to_numpy(dtype_of(attribute.type))).itemsize * 8
     with attribute.context, ir.Location.unknown():
         shape = attribute.type.shape
         bits = ir.RankedTensorType.get(shape, ir.IntegerType.get_unsigned(width))
-        made = lambda: [stablehlo.bitcast_convert(bits, stablehlo.constant(attribute))]  # noqa: E731
-        (found,) = _evaluated([bits], made)
-        return found
+        build = lambda: [stablehlo.bitcast_convert(bits, stablehlo.constant(attribute))]  # noqa: E731
+        (bit_array,) = _evaluated([bits], build)
+        return bit_array
 
 
-def _evaluated(kinds: Sequence[ir.Type], made: Callable[[], list[ir.Value]]) -> list[Array]:
-    """What a program of StableHLO without inputs gives; in a context of MLIR."""
+def _evaluated(kinds: Sequence[ir.Type], build: Callable[[], list[ir.Value]]) -> list[Array]:
+    """Evaluate a StableHLO program without inputs in the current MLIR context; return its
+    results.
+    """
     module = ir.Module.create()
     with ir.InsertionPoint(module.body):
         main = func.FuncOp("main", ir.FunctionType.get([], list(kinds)))
         with ir.InsertionPoint(main.add_entry_block()):
-            func.return_(made())
-    return [np.array(each) for each in stablehlo.eval_module(module, [])]
+            func.return_(build())
+    return [np.array(result) for result in stablehlo.eval_module(module, [])]

@@ -1,4 +1,4 @@
-"""What the table of frontends asks of JAX (see ekiden.frontend.table.Entry)."""
+"""Entry of the JAX frontend (see ekiden.frontend.table.Entry)."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
     if options.example_inputs is None and options.example_kwargs is None:
         text = "example_inputs are missing: compile(function, (x, ...))"
         raise CompileError(f"compile: {label}: {text}")
-    given: object = () if options.example_inputs is None else options.example_inputs
-    inputs = given if isinstance(given, (list, tuple)) else (given,)
+    examples: object = () if options.example_inputs is None else options.example_inputs
+    inputs = examples if isinstance(examples, (list, tuple)) else (examples,)
     function = cast("Callable[..., object]", model)
     program = exported(function, inputs, options.example_kwargs, options.dynamic_shapes)
     return import_program(program, label, argument_names(function, len(inputs)))
 
 
 def _is_of_keras(model: object) -> bool:
-    """Whether it is a model of Keras, or a file of one."""
+    """Return whether it is a Keras model, or a file of one."""
     if isinstance(model, (str, os.PathLike)):
         return zipfile.is_zipfile(model) or os.fspath(model).endswith(".keras")
     if isinstance(model, bytes):
@@ -79,8 +79,8 @@ def _import_keras(model: object, options: ImportOptions) -> ImportedModule:
         function, inputs, names = keras_models.inputs_of(model, label)
         return import_program(exported(function, inputs, None, None, label), label, names)
     function = keras_models.function_of(model)
-    given = options.example_inputs
-    inputs = given if isinstance(given, (list, tuple)) else (given,)
+    examples = options.example_inputs
+    inputs = examples if isinstance(examples, (list, tuple)) else (examples,)
     program = exported(function, inputs, None, options.dynamic_shapes, label)
     names = argument_names(getattr(model, "call", function), len(inputs))
     return import_program(program, label, names)

@@ -1,4 +1,4 @@
-"""From functions and artifacts to programs of jax.export."""
+"""Export of functions, and loading of artifacts, as jax.export programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ekiden.runtime.errors import ImportModelError
 
 
 def label_of(model: object) -> str:
-    """A model as messages have it."""
+    """Return the name of a model in messages."""
     name = getattr(model, "__name__", "") or getattr(model, "fun_name", "")
     return f"function {name!r}" if name else "a JAX function"
 
@@ -27,10 +27,18 @@ def exported(
     dynamic_shapes: object = None,
     label: str = "",
 ) -> export.Exported:
-    """The program of a function. `dynamic_shapes` is one text for each of the example inputs, or
-    one for all, as jax.export.symbolic_args_specs has it: ("batch, ...", None).
+    """Export a function to a jax.export program.
 
-    Raises ImportModelError with what JAX says, and the line of the function where it stopped.
+    Args:
+        function: the function to trace.
+        example_inputs: its positional arguments.
+        example_kwargs: its keyword arguments.
+        dynamic_shapes: one text for each of the example inputs, or one for all, as
+            jax.export.symbolic_args_specs has it: ("batch, ...", None).
+        label: the model, as messages have it.
+
+    Raises:
+        ImportModelError: with JAX's message and the line of the function where it stopped.
     """
     label = label or label_of(function)
     inputs: tuple[object, ...] = tuple(example_inputs)
@@ -50,17 +58,17 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "keras")
 _MEANT = 'one text for each of the example inputs is meant, or None, as in ("batch, 3", None)'
 
 
-def _check_specs(given: object, label: str) -> None:
+def _check_specs(specs: object, label: str) -> None:
     """Raise ImportModelError for what is no text, None, or a structure of such."""
-    leaves = jax.tree_util.tree_leaves(given, is_leaf=lambda leaf: leaf is None)
+    leaves = jax.tree_util.tree_leaves(specs, is_leaf=lambda leaf: leaf is None)
     for leaf in leaves:
         if leaf is not None and not isinstance(leaf, str):
             text = f"import {label}: dynamic_shapes: {_MEANT}, got {shown(leaf)}"
             raise ImportModelError(text)
 
 
-def _specs(given: object) -> object:
-    return tuple(given) if isinstance(given, list) else given
+def _specs(specs: object) -> object:
+    return tuple(specs) if isinstance(specs, list) else specs
 
 
 def argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
@@ -74,8 +82,8 @@ def argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
     names: list[str] = []
     for parameter in parameters:
         if parameter.kind is parameter.VAR_POSITIONAL:
-            rest = count - len(names)
-            names += [f"{parameter.name}[{i}]" for i in range(rest)]
+            remaining_count = count - len(names)
+            names += [f"{parameter.name}[{i}]" for i in range(remaining_count)]
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             names.append(parameter.name)
     return tuple(names[:count])

@@ -1,4 +1,4 @@
-"""The walk over a program of StableHLO: its operations in order, each through its row."""
+"""Walk over a StableHLO program: its operations in order, each converted by its row."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ TERMINATORS = ("stablehlo.return", "func.return")
 
 
 class Graph:
-    """A program being imported. What its values stand for is kept in one dictionary: every value is
-    defined once, and the operations of a region see those around it.
+    """Program under import. One dictionary holds all values: each is defined once (SSA), and a
+    region sees the values around it.
     """
 
     def __init__(self, walk: Walk, module: ir.Module) -> None:
@@ -56,48 +56,48 @@ class Graph:
         """The line of the user's program that is being imported."""
 
     def function(self, name: str) -> ir.Block:
-        """The body of a function. Raises Unsupported where there is none."""
+        """Return the body of a function. Raises Unsupported where there is none."""
         if name not in self._functions:
             raise Unsupported(f"there is no function {name!r}")
         return self._functions[name]
 
     def next_seed(self) -> int:
-        """Return a number for each call: the place of an operation that draws random numbers."""
+        """Return a new number for each call, which seeds an operation that draws random numbers."""
         self._seeds += 1
         return self._seeds
 
     def real(self, value: ir.Value) -> Value | None:
-        """What a value stands for, if it is known and real."""
-        found = self.env.get(value)
-        return found if isinstance(found, Value) else None
+        """Return the binding of a value, if it has one and is real."""
+        bound_value = self.env.get(value)
+        return bound_value if isinstance(bound_value, Value) else None
 
     @staticmethod
     def row(name: str) -> Row | None:
-        """The row of an operation, composite or function outside, if there is one."""
+        """Return the row of an operation, composite or custom call; None if there is none."""
         return TABLE.get(name)
 
     def run(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
-        """Import a block for these inputs; what it gives, which must be real. Raises Unsupported
-        as `results` does.
+        """Import a block for these inputs; return its results, which must be real. Raises
+        Unsupported as `results` does.
         """
-        found = self.results(block, inputs)
-        real = [v for v in found if isinstance(v, Value)]
-        if len(real) < len(found):
+        results = self.results(block, inputs)
+        real = [v for v in results if isinstance(v, Value)]
+        if len(real) < len(results):
             raise Unsupported("complex numbers are not supported here")
         return real
 
     def results(self, block: ir.Block, inputs: Sequence[Held]) -> Many:
-        """Import a block for these inputs; what it gives. Raises Unsupported where an operation of
-        it has been reported.
+        """Import a block for these inputs; return its results. Raises Unsupported where one of its
+        operations has been reported.
         """
         self.env.update(zip(block.arguments, inputs, strict=True))
-        for each in block.operations:
-            operation = each.operation
+        for op_view in block.operations:
+            operation = op_view.operation
             if operation.name in TERMINATORS:
-                found = [self.env[o] for o in operation.operands]
-                if any(v is None for v in found):
+                block_results = [self.env[o] for o in operation.operands]
+                if any(v is None for v in block_results):
                     raise Unsupported("")
-                return found  # type: ignore[return-value]  # none of them is None
+                return block_results  # type: ignore[return-value]  # none of them is None
             self._call(operation)
         raise Unsupported("a block without an end")
 
@@ -127,36 +127,36 @@ class Graph:
         if operation.name == "stablehlo.tuple":
             return [tuple(inputs)]
         if operation.name == "stablehlo.get_tuple_element":
-            whole = inputs[0]
-            assert isinstance(whole, tuple), "its operand is a tuple"
-            return [whole[operation.attributes["index"].value]]
+            elements = inputs[0]
+            assert isinstance(elements, tuple), "its operand is a tuple"
+            return [elements[operation.attributes["index"].value]]
         return None
 
     def _made(
         self, result: Result | Many | Pair, names: Sequence[str]
     ) -> list[Value | Complex | None]:
-        """What a converter gave, as values with the names of the outputs: a tuple is the parts of
-        one that is complex.
+        """Return a converter's result as values named as the outputs; a pair becomes a complex
+        value.
         """
         if isinstance(result, tuple):
             real, imaginary = (self._part(p, names) for p in zip(result, _SUFFIXES, strict=True))
             return [None if real is None or imaginary is None else Complex(real, imaginary)]
-        many = list(result) if isinstance(result, Sequence) else [result]
-        pairs = {i: v for i, v in enumerate(many) if isinstance(v, Complex)}
-        plain = [None if isinstance(v, Complex) else v for v in many]
-        wanted = ["" if i in pairs else name for i, name in enumerate(names)]
+        outputs = list(result) if isinstance(result, Sequence) else [result]
+        pairs = {i: v for i, v in enumerate(outputs) if isinstance(v, Complex)}
+        plain = [None if isinstance(v, Complex) else v for v in outputs]
+        real_names = ["" if i in pairs else name for i, name in enumerate(names)]
         single = plain[0] if not isinstance(result, Sequence) else None
-        found = self.walk.outputs(plain if single is None else single, wanted)
-        return [pairs.get(i, found.get(name)) for i, name in enumerate(names)]
+        named_values = self.walk.outputs(plain if single is None else single, real_names)
+        return [pairs.get(i, named_values.get(name)) for i, name in enumerate(names)]
 
-    def _part(self, part: tuple[Expr, str], names: Sequence[str]) -> Value | None:
-        expr, suffix = part
+    def _part(self, component: tuple[Expr, str], names: Sequence[str]) -> Value | None:
+        expr, suffix = component
         own = [name and f"{name}.{suffix}" for name in names]
         self.scope.used.update(filter(None, own))
         return self.walk.outputs(expr, own).get(own[0])
 
     def _names(self, operation: ir.Operation) -> list[str]:
-        """A name for each output that is used; "" for others."""
+        """Return a name for each used output; "" for others."""
         self._count += 1
         base = f"{operation.name.rpartition('.')[2]}_{self._count}"
         return [
@@ -174,9 +174,9 @@ class Graph:
             if _has_complex(operation):
                 return list[Value | Complex]([Complex(*map(constant, parts_of(operation)))])
             return self._constant(array_of(operation.attributes["value"]))
-        whole = self._apart(operation, inputs)
-        if whole is not None:
-            return whole
+        decomposed_results = self._apart(operation, inputs)
+        if decomposed_results is not None:
+            return decomposed_results
         row = find(operation.name)
         node = Node(operation, inputs, self.scope, names, self, str(self.scope.span))
         if _has_complex(operation):
@@ -188,8 +188,8 @@ class Graph:
         return self._evaluated(node, row, row.rule(node))
 
     def _apart(self, operation: ir.Operation, inputs: Sequence[Held]) -> Many | None:
-        """Return what an operation gives that has no row for its operands, but simpler operations
-        that it is made of; None for any other.
+        """Return the results of an operation without a row by its decomposition into simpler
+        operations; None where there is none.
         """
         row = TABLE.get(operation.name)
         is_known = row is not None and (not _has_complex(operation) or row.on_complex is not None)
@@ -205,15 +205,15 @@ class Graph:
         return self.results(function.regions[0].blocks[0], inputs)
 
     def _folded(self, node: Node, row: Row) -> Result:
-        """Return what a row gives of real tensors, computed where its inputs are known."""
+        """Convert real tensors by a row, constant-folded where the inputs are known."""
         result = row.convert(node)
         return fold(self.scope, node.inputs, result)  # type: ignore[arg-type]  # none is complex
 
     def _evaluated(self, node: Node, row: Row, rule: Rule) -> Result:
         dtype = node.out_dtype()
-        known = evaluated(node.inputs, rule, dtype, row.is_view)
-        if known is not None:
-            return self._declared(node, known)
+        known_result = evaluated(node.inputs, rule, dtype, row.is_view)
+        if known_result is not None:
+            return self._declared(node, known_result)
         result = self._declared(node, self._folded(node, row))
         if isinstance(result, Expr):
             result = self.scope.bound(result)
@@ -230,15 +230,15 @@ class Graph:
             return self._fitted(node, 0, result)
         if isinstance(result, Sequence) and any(narrow_of(r.type) for r in node.operation.results):
             return [
-                each if each is None else self._fitted(node, index, each)
-                for index, each in enumerate(result)
+                output if output is None else self._fitted(node, index, output)
+                for index, output in enumerate(result)
             ]
         return result
 
     def _fitted(self, node: Node, index: int, result: Expr | Value) -> Expr | Value:
         if is_token(node.operation.results[index].type):
             return result
-        wanted, narrow = node.out_dtype(index), narrow_of(node.operation.results[index].type)
+        dtype, narrow = node.out_dtype(index), narrow_of(node.operation.results[index].type)
         if isinstance(result, Value):
             if narrow is None or result.symbols is not None:
                 return result
@@ -246,8 +246,8 @@ class Graph:
                 return constant(narrow.fitted_array(result.array))
             result = self.scope.expr(result)
         kind = self.scope.type_of(result)
-        if isinstance(kind, TensorType) and kind.dtype != wanted:
-            result = op.cast(result, wanted)
+        if isinstance(kind, TensorType) and kind.dtype != dtype:
+            result = op.cast(result, dtype)
         if narrow is None:
             return result
         return narrow.fitted(result, lambda expr: self.scope.expr(node.given(expr)))
@@ -259,7 +259,7 @@ class Graph:
 
 
 def _check_type(kind: ir.Type) -> None:
-    """Raise Unsupported for values that there are not here."""
+    """Raise Unsupported for values of unsupported types."""
     if isinstance(kind, ir.TupleType):
         for index in range(kind.num_types):
             _check_type(kind.get_type(index))

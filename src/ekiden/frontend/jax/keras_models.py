@@ -1,4 +1,4 @@
-"""Models of Keras that compute with JAX, as functions with specifications of their inputs."""
+"""Keras models on the JAX backend, as functions with input specifications."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Function: TypeAlias = Callable[..., Any]
 
 
 def is_archive(data: bytes) -> bool:
-    """Whether bytes are those of a zip archive, which .keras files are."""
+    """Return whether bytes begin a zip archive, which .keras files are."""
     return data.startswith(b"PK")
 
 
@@ -57,13 +57,13 @@ def label_of(model: Any) -> str:  # noqa: ANN401 - Keras's
 def function_of(model: Any) -> Function:  # noqa: ANN401 - Keras's
     """Return the function of a model in inference, its variables as constants."""
     trainable = [variable.value for variable in model.trainable_variables]
-    others = [variable.value for variable in model.non_trainable_variables]
+    non_trainable = [variable.value for variable in model.non_trainable_variables]
     takes_training = "training" in inspect.signature(model.call).parameters
     phase = {"training": False} if takes_training else {}
 
     def call(*inputs: Any) -> Any:  # noqa: ANN401 - arrays, in structures
-        """Return what the model gives of its inputs."""
-        result, _ = model.stateless_call(trainable, others, *inputs, **phase)
+        """Return the model's outputs."""
+        result, _ = model.stateless_call(trainable, non_trainable, *inputs, **phase)
         return result
 
     return call
@@ -86,7 +86,7 @@ def inputs_of(model: Any, label: str) -> tuple[Function, list[Any], tuple[str, .
     call = function_of(model)
 
     def flat(*inputs: Any) -> Any:  # noqa: ANN401 - arrays
-        """Return what the model gives of the leaves of its inputs."""
+        """Return the model's outputs for the leaves of its inputs."""
         return call(keras.tree.pack_sequence_as(structure, list(inputs)))
 
     return flat, specs, names

@@ -1,5 +1,5 @@
-"""Integers of 2 and 4 bits and floats of 4 to 8: computed in a wider dtype, their carrier, and
-after each operation rounded to what they can hold.
+"""Integers of 2 and 4 bits and floats of 4 to 8 bits: computed in a wider carrier dtype and rounded
+after each operation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True)
 class Grid:
-    """The numbers of a small float, subnormal ones too, in terms of float32."""
+    """Value set of a small float format, subnormals included, in terms of float32."""
 
     mantissa_bits: int
     bias: int
@@ -27,13 +27,17 @@ class Grid:
     is_signed_zero: bool = True
 
     def nearest(self, x: Expr, keep: Callable[[Expr], Expr]) -> Expr:
-        """Return the nearest number, halves to even: x / q rounded, times q, where q is the
-        distance of neighbours, a power of two that the exponent of x says.
+        """Round to the nearest value, halves to even: round(x / q) * q, where q is the spacing at
+        x, a power of two from x's exponent.
         """
         bits = keep(op.reinterpret(x, "int32"))
+        # Clamping the exponent from below gives subnormals the spacing of the smallest normal
+        # numbers.
         exponent = op.bitwise_and(op.right_shift(bits, const(_MANTISSA, "int32")), _int(0xFF))
-        least = op.maximum(exponent, _int(_BIAS + 1 - self.bias))
-        step = op.left_shift(op.subtract(least, _int(self.mantissa_bits)), _int(_MANTISSA))
+        clamped_exponent = op.maximum(exponent, _int(_BIAS + 1 - self.bias))
+        step = op.left_shift(
+            op.subtract(clamped_exponent, _int(self.mantissa_bits)), _int(_MANTISSA)
+        )
         quantum = keep(op.reinterpret(step, "float32"))
         rounded = keep(op.multiply(op.round(op.divide(x, quantum)), quantum))
         if self.beyond is None:
@@ -48,7 +52,7 @@ class Grid:
         return op.where(op.equal(rounded, _zero()), _zero(), rounded)
 
     def _of_none(self, x: Expr) -> Expr:
-        """Return what infinities and NaN become."""
+        """Return the values that infinities and NaN become."""
         if self.beyond is not None:
             return op.multiply(x, const(self.beyond, "float32"))
         # without NaN: ml_dtypes has the negative zero for it
@@ -58,7 +62,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Narrow:
-    """A dtype that nothing computes in."""
+    """Narrow dtype that no operation computes in."""
 
     name: str
     """Its name in ml_dtypes."""
@@ -72,23 +76,24 @@ class Narrow:
 
     @property
     def is_integer(self) -> bool:
-        """Whether it holds integers."""
+        """Return whether the dtype holds integers."""
         return self.carrier != "float32"
 
     def fitted(self, x: Expr, keep: Callable[[Expr], Expr]) -> Expr:
-        """Return the nearest values that the dtype holds, integers by their low bits. `keep` binds
-        an expression that is read more than once.
+        """Round to the nearest representable values; integers wrap to their low bits.
+
+        `keep` binds an expression that is read more than once.
         """
         if self.grid is not None:
             return self.grid.nearest(x, keep)
         return op.cast(op.cast(x, self.stored), self.carrier)
 
     def fitted_array(self, array: Array) -> Array:
-        """Return the same of an array."""
+        """Round an array likewise."""
         if self.is_integer:
-            left = 8 - self.bits
-            low: Array = np.left_shift(array.astype(self.carrier), left)
-            return np.asarray(np.right_shift(low, left))
+            unused_bits = 8 - self.bits
+            low: Array = np.left_shift(array.astype(self.carrier), unused_bits)
+            return np.asarray(np.right_shift(low, unused_bits))
         with np.errstate(over="ignore", invalid="ignore"):
             held: Array = array.astype(getattr(ml_dtypes, self.name))
             return held.astype(np.float32)

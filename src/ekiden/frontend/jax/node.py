@@ -1,4 +1,4 @@
-"""An operation of StableHLO as converters see it, and the rows that they stand in."""
+"""StableHLO operation as converters see it, and the rows of the converter table."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 def describe(operation: ir.Operation, around: str = "") -> str:
-    """`stablehlo.tanh`, with the line of the user's program where it is known: its own, or that of
-    the call `around` it.
+    """Return an operation's name, such as `stablehlo.tanh`, with the line of the user's program
+    where it is known: its own, or that of the call `around` it.
     """
-    place = source(str(operation.location)) or around
-    return f"{operation.name} ({place})" if place else str(operation.name)
+    source_line = source(str(operation.location)) or around
+    return f"{operation.name} ({source_line})" if source_line else str(operation.name)
 
 
 _FRAME = re.compile(r'"([^"]+)":(\d+):\d+')
@@ -40,20 +40,20 @@ _LIBRARIES = f"{os.sep}site-packages{os.sep}"
 
 
 def source(location: str) -> str:
-    """`model.py:12: y = jnp.tanh(x)`, the innermost line outside of installed packages; "" where
-    the location names no file.
+    """Return the innermost source line outside installed packages, as `model.py:12: y =
+    jnp.tanh(x)`; "" where the location names no file.
     """
     frames = _FRAME.findall(location)
-    mine = [f for f in frames if _LIBRARIES not in f[0]] or frames
-    if not mine:
+    user_frames = [f for f in frames if _LIBRARIES not in f[0]] or frames
+    if not user_frames:
         return ""
-    file, line = mine[0]
+    file, line = user_frames[0]
     code = linecache.getline(file, int(line)).strip()
     return f"{os.path.basename(file)}:{line}" + (f": {code}" if code else "")
 
 
 class Node(common.Node):
-    """What a converter is given."""
+    """StableHLO operation as converters see it."""
 
     def __init__(
         self,
@@ -64,7 +64,9 @@ class Node(common.Node):
         graph: Graph,
         name: str = "",
     ) -> None:
-        """Of what is complex `inputs` has the real part, of tuples None, and `whole` all."""
+        """Initialize the node; of complex inputs `inputs` has the real part, of tuples None, and
+        `whole` has all.
+        """
         plain = [
             v.real if isinstance(v, Complex) else None if isinstance(v, tuple) else v
             for v in inputs
@@ -76,55 +78,61 @@ class Node(common.Node):
         """The attributes of a composite, where the node is one whose name has a row."""
 
     def with_inputs(self, inputs: Sequence[Value | None]) -> Self:
-        """The same node of other inputs, none of which is complex."""
-        made = super().with_inputs(inputs)
-        made.whole = made.inputs
-        return made
+        """Return a copy of the node with other inputs, none of which is complex."""
+        copied = super().with_inputs(inputs)
+        copied.whole = copied.inputs
+        return copied
 
     # Attributes.
 
     def has(self, name: str) -> bool:
-        """Whether the operation has an attribute."""
+        """Return whether the operation has an attribute."""
         return name in self.operation.attributes
 
     def attribute(self, name: str) -> Any:  # noqa: ANN401 - whatever MLIR has
-        """An attribute that must be there."""
+        """Return a required attribute. Raises Unsupported if it is missing."""
         if not self.has(name):
             self.unsupported(f"the attribute {name!r} is missing")
         return self.operation.attributes[name]
 
     def integer(self, name: str, default: int = 0) -> int:
-        """An attribute that is an integer."""
+        """Return an integer attribute."""
         return int(self.attribute(name).value) if self.has(name) else default
 
     def flag(self, name: str) -> bool:
-        """An attribute that is a truth value; absent ones are false."""
+        """Return a Boolean attribute; absent ones are false."""
         return self.has(name) and bool(self.attribute(name).value)
 
     def text(self, name: str) -> str:
-        """An attribute that is a string, or the name of a function; "" for an absent one."""
+        """Return an attribute that is a string, or the name of a function; "" for an absent one."""
         return str(self.attribute(name).value) if self.has(name) else ""
 
     def ints(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """An attribute that is a list of integers."""
+        """Return an attribute that is a list of integers."""
         if not self.has(name):
             return tuple(default)
-        found = self.attribute(name)
-        many = array_of(found).ravel() if isinstance(found, ir.DenseElementsAttr) else found
-        return tuple(int(v) for v in many)
+        attribute = self.attribute(name)
+        elements = (
+            array_of(attribute).ravel()
+            if isinstance(attribute, ir.DenseElementsAttr)
+            else attribute
+        )
+        return tuple(int(v) for v in elements)
 
     def word(self, name: str) -> str:
-        """An attribute that is a name of a list: `#stablehlo<comparison_direction GE>` is "GE"."""
+        """Return the keyword of an enum attribute: `#stablehlo<comparison_direction GE>`
+        is "GE".
+        """
         return str(self.attribute(name)).rstrip(">").rpartition(" ")[2] if self.has(name) else ""
 
     # Outputs, as they are declared.
 
     def out_dtype(self, index: int = 0) -> str:
-        """The dtype of an output; of complex numbers that of their parts."""
+        """Return the dtype of an output; of complex numbers that of their parts."""
         return part_dtype_of(self.operation.results[index].type)
 
     def out_extents(self, index: int = 0) -> list[int | None]:
-        """The extents of an output, None for symbolic ones."""
+        """Return the extents of an output, None for symbolic ones."""
         return extents_of(self.operation.results[index].type)
 
     def bits(self, index: int) -> int:
@@ -142,26 +150,28 @@ class Node(common.Node):
         return part_dtype_of(self.operation.operands[index].type)
 
     def is_complex_out(self, index: int = 0) -> bool:
-        """Whether an output is of complex numbers."""
+        """Return whether an output is complex."""
         return is_complex(self.operation.results[index].type)
 
     def part(self, index: int, which: int) -> Value:
-        """The real (0) or imaginary (1) part of an input; what is real stands for itself."""
-        found = self.whole[index]
-        if isinstance(found, Complex):
-            return (found.real, found.imaginary)[which]
+        """Return the real (0) or imaginary (1) part of an input; a real input is returned
+        as it is.
+        """
+        operand = self.whole[index]
+        if isinstance(operand, Complex):
+            return (operand.real, operand.imaginary)[which]
         return self.value(index)
 
     def parts(self, index: int) -> Parts:
-        """Both parts of an input; of what is real the other is 0."""
-        real, other = (self.scope.expr(self.part(index, which)) for which in range(2))
+        """Return both parts of an input; the imaginary part of a real one is 0."""
+        real, imaginary = (self.scope.expr(self.part(index, which)) for which in range(2))
         is_pair = isinstance(self.whole[index], Complex)
-        return real, other if is_pair else op.zeros_like(real)
+        return real, imaginary if is_pair else op.zeros_like(real)
 
     # Regions.
 
     def region(self, index: int = 0) -> ir.Block:
-        """The block of a region, or of the function that stands in its place."""
+        """Return the block of a region, or of the function called in its place."""
         regions = self.operation.regions
         if len(regions) > index and len(regions[index].blocks):
             return regions[index].blocks[0]
@@ -169,12 +179,12 @@ class Node(common.Node):
         return self.graph.function(named)
 
     def run(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
-        """Import a block for these inputs; what it gives."""
+        """Import a block for these inputs; return its results."""
         return self.graph.run(block, inputs)
 
     def run_flat(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
-        """Import a block for inputs of which complex ones are two, their parts; return what it
-        gives, in the same way.
+        """Import a block for inputs of which complex ones are two values, their parts; return its
+        results likewise.
         """
         return flat(self.graph.results(block, whole(block.arguments, inputs)))
 
@@ -183,7 +193,7 @@ class Node(common.Node):
         return self.scope.expr(self.given(expr))
 
     def per_part(self, value: Value | Complex, function: Callable[[Expr], Expr]) -> Value | Complex:
-        """Return what a function gives of a tensor, of a complex one of each part."""
+        """Apply a function to a tensor, to a complex one part by part."""
         if isinstance(value, Complex):
             real, imaginary = (
                 self.given(function(self.scope.expr(v))) for v in (value.real, value.imaginary)
@@ -194,31 +204,33 @@ class Node(common.Node):
     # Expressions.
 
     def sizes(self, index: int) -> tuple[Dim, ...]:
-        """An input of integers as dimensions."""
+        """Return an integer input as dimensions."""
         return self.dims(index, "sizes")
 
     def sizes_of_any_sign(self, index: int) -> list[Dim]:
         """Return the elements of an input that must follow from shapes, negative ones too."""
-        given = self.value(index)
-        if not given.is_known:
+        operand = self.value(index)
+        if not operand.is_known:
             self.needs(index, "padding must follow from shapes")
-        if given.array is not None:
-            return [int(number) for number in given.array.ravel()]
-        return [as_attr((as_dim(element),))[0] for element in given.elements.ravel()]
+        if operand.array is not None:
+            return [int(number) for number in operand.array.ravel()]
+        return [as_attr((as_dim(element),))[0] for element in operand.elements.ravel()]
 
     def static(self, dims: Sequence[Dim], what: str) -> tuple[int, ...]:
-        """Extents that must be numbers."""
-        found = [d if isinstance(d, int) else known(d) for d in dims]
-        if None in found:
+        """Return extents that must be numbers. Raises Unsupported for symbolic ones."""
+        extents = [d if isinstance(d, int) else known(d) for d in dims]
+        if None in extents:
             self.unsupported(f"{what} must have constant extents")
-        return tuple(d for d in found if d is not None)
+        return tuple(d for d in extents if d is not None)
 
     def narrow(self, index: int) -> Expr:
-        """An input, or what it is a broadcast of: for operations that broadcast by themselves."""
+        """Return an input, or the source of its broadcast, for operators that broadcast by
+        themselves.
+        """
         value = self.value(index)
-        found = value.array
-        if found is not None and found.size > 1 and not any(found.strides):
-            return const(found.flat[0])
+        array = value.array
+        if array is not None and array.size > 1 and not any(array.strides):
+            return const(array.flat[0])
         expr = self.expr(index)
         if isinstance(expr, Call) and expr.op is _BROADCAST:
             return expr.args[0]
@@ -228,17 +240,20 @@ class Node(common.Node):
 def flat(values: Sequence[Value | Complex]) -> list[Value]:
     """Return real tensors: of complex ones both parts."""
     return [
-        part
+        component
         for value in values
-        for part in ((value.real, value.imaginary) if isinstance(value, Complex) else (value,))
+        for component in ((value.real, value.imaginary) if isinstance(value, Complex) else (value,))
     ]
 
 
-def whole(kinds: Sequence[ir.Value], parts: Sequence[Value]) -> Many:
-    """Return the tensors, as many and of the types of `kinds`, whose parts `flat` gave."""
-    left = iter(parts)
+def whole(kinds: Sequence[ir.Value], components: Sequence[Value]) -> Many:
+    """Reassemble real and complex tensors of the types of `kinds` from the parts that `flat`
+    returned.
+    """
+    remaining = iter(components)
     return [
-        Complex(next(left), next(left)) if is_complex(kind.type) else next(left) for kind in kinds
+        Complex(next(remaining), next(remaining)) if is_complex(kind.type) else next(remaining)
+        for kind in kinds
     ]
 
 
@@ -255,7 +270,9 @@ ComplexRule: TypeAlias = Callable[[Node], "Pair | Result | Many"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An operation of the table."""
+    """Row of the converter table: an MLIR operation, its converter, and its rules for known and
+    complex inputs.
+    """
 
     name: str
     """With its dialect: "stablehlo.add"."""
@@ -271,22 +288,26 @@ class Row:
 
 
 def own(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
-    """A function of its own."""
+    """Return an `on_complex` that ignores the real converter and uses a rule of its own."""
     return lambda convert: rule
 
 
 def per_part(convert: Converter) -> PairRule:
-    """The same to each part: what moves elements, and sums."""
+    """Return the complex rule that applies the converter to each part: for data movement
+    and sums.
+    """
 
     def rule(node: Node) -> Pair:
-        """(real part, imaginary part) of what the converter gives for those of all inputs."""
-        found = []
+        """Return the converter's results for the real and the imaginary parts of all inputs."""
+        component_results = []
         for which in range(2):
             inputs = [node.part(i, which) for i in range(len(node.whole))]
-            given = convert(node.with_inputs(inputs))
-            made = given[0] if isinstance(given, Sequence) else given
-            found.append(node.scope.expr(made) if isinstance(made, Value) else made)
-        real, imaginary = found
+            converted = convert(node.with_inputs(inputs))
+            output = converted[0] if isinstance(converted, Sequence) else converted
+            component_results.append(
+                node.scope.expr(output) if isinstance(output, Value) else output
+            )
+        real, imaginary = component_results
         assert isinstance(real, Expr) and isinstance(imaginary, Expr), "it gives one tensor"
         return real, imaginary
 

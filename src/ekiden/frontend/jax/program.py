@@ -1,4 +1,6 @@
-"""From a program of jax.export, or plain StableHLO, to a module: inputs, operations, outputs."""
+"""Import of a jax.export program, or of plain StableHLO, as a module: inputs, operations,
+outputs.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True)
 class Input:
-    """A leaf of the arguments of a program."""
+    """Leaf of a program's arguments."""
 
     name: str
     dims: tuple[object, ...]
@@ -52,7 +54,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a program takes and gives, apart from its StableHLO."""
+    """Signature of a program: its entry function, inputs, outputs and platforms."""
 
     entry: str
     """The function that it begins with."""
@@ -65,12 +67,18 @@ class Signature:
 def import_program(
     program: export.Exported, label: str, arguments: Sequence[str] = ()
 ) -> ImportedModule:
-    """Return a module whose `main` computes a program of jax.export. Its inputs are the leaves of
-    the function's arguments, named as jax.tree_util.keystr does, also those that it does not read;
-    `arguments` are the names of the positional ones, where they are known. Symbolic dimensions keep
-    their names.
+    """Return a module whose `main` computes a program of jax.export.
 
-    Raises UnsupportedError listing every operation that cannot be imported.
+    Its inputs are the leaves of the function's arguments, named as jax.tree_util.keystr does, also
+    those that it does not read. Symbolic dimensions keep their names.
+
+    Args:
+        program: the exported program.
+        label: its name in messages.
+        arguments: the names of the positional arguments, where they are known.
+
+    Raises:
+        UnsupportedError: listing every operation that cannot be imported.
     """
     with context() as within:
         module = parsed(bytes(program.mlir_module_serialized), label, within)
@@ -78,10 +86,16 @@ def import_program(
 
 
 def import_stablehlo(data: str | bytes, label: str, function: str = "") -> ImportedModule:
-    """Return a module whose `main` computes a function of StableHLO, given as text or bytecode:
-    the one of that name, or else the one that the program begins with.
+    """Return a module whose `main` computes a function of StableHLO text or bytecode.
 
-    Raises ImportModelError for what is no StableHLO, UnsupportedError as `import_program`.
+    Args:
+        data: the program.
+        label: its name in messages.
+        function: the function's name; "" for the program's entry function.
+
+    Raises:
+        ImportModelError: for what is no StableHLO.
+        UnsupportedError: as `import_program`.
     """
     with context() as within:
         module = parsed(data, label, within)
@@ -100,7 +114,7 @@ def _imported(module: ir.Module, signature: Signature, label: str) -> ImportedMo
 
 
 class _Program:
-    """One attempt with what is known so far about the dimensions."""
+    """One import attempt, with the facts known so far about dimensions."""
 
     def __init__(self, signature: Signature, module: ir.Module, label: str, facts: Facts) -> None:
         self.signature = signature
@@ -114,20 +128,20 @@ class _Program:
         block = self.graph.function(self.signature.entry)
         inputs = self._platform()
         arguments = iter(list(block.arguments)[len(inputs) :])
-        for each in self.signature.inputs:
-            made = self.main.tensor(each.name, self._type(each))
-            if each.is_read:
-                inputs.append(self._carried(made, next(arguments)))
+        for leaf in self.signature.inputs:
+            input_value = self.main.tensor(leaf.name, self._type(leaf))
+            if leaf.is_read:
+                inputs.append(self._carried(input_value, next(arguments)))
         reported: Unsupported | None = None
-        given: Many = []
+        results: Many = []
         try:
-            given = self.graph.results(block, inputs)
+            results = self.graph.results(block, inputs)
         except Unsupported as error:
             reported = error
         self.walk.finish()
         if reported is not None:
             raise reported
-        outputs = self._real(block, given)
+        outputs = self._real(block, results)
         if not outputs:
             raise ImportModelError(f"import {self.walk.label}: it gives no tensor")
         functions: dict[GlobalVar | str, BaseFunc] = {"main": self.main.function(outputs)}
@@ -139,23 +153,21 @@ class _Program:
         )
 
     def _carried(self, value: Value, argument: ir.Value) -> Value:
-        """Return an input in the dtype that the program computes with."""
+        """Return an input cast to the dtype that the program computes with."""
         dtype = dtype_of(argument.type)
         if value.type.dtype == dtype:
             return value
         return self.scope.bound(op.cast(self.scope.expr(value), dtype))
 
     def _stored(self, value: Value, kind: ir.Type) -> Value:
-        """Return an output in the dtype that the program declares."""
+        """Return an output cast to the dtype that the program declares."""
         narrow = narrow_of(kind)
         if narrow is None or not narrow.stored:
             return value
         return self.scope.bound(op.cast(self.scope.expr(value), narrow.stored))
 
     def _platform(self) -> list[Value]:
-        """Return what stands before the inputs of a program for several platforms: which of them
-        it runs on.
-        """
+        """Return the platform index, the first argument of a program for several platforms."""
         platforms = self.signature.platforms
         if len(platforms) == 1:
             return []
@@ -164,37 +176,39 @@ class _Program:
             raise UnsupportedError(f"import {self.walk.label}: {text}")
         return [constant(np.array(platforms.index("cpu"), np.int32))]
 
-    def _real(self, block: ir.Block, given: Many) -> list[Value]:
+    def _real(self, block: ir.Block, results: Many) -> list[Value]:
         """Return the outputs. Raises UnsupportedError for complex ones and those without data."""
         *_, end = block.operations
         kinds = [value.type for value in end.operation.operands]
-        for name, kind, each in zip(self.signature.outputs, kinds, given, strict=True):
+        for name, kind, result in zip(self.signature.outputs, kinds, results, strict=True):
             try:
                 _ = is_complex(kind) or stored_dtype_of(kind)
             except Unsupported as error:
                 text = f"import {self.walk.label}: output {name!r}: {error}"
                 raise UnsupportedError(text) from error
-            if isinstance(each, Complex):
+            if isinstance(result, Complex):
                 raise UnsupportedError(
                     f"import {self.walk.label}: output {name!r} is of complex numbers, of which "
                     "there are no tensors: give their parts, jnp.real and jnp.imag"
                 )
-        pairs = zip(given, kinds, strict=True)
-        return [self._stored(each, kind) for each, kind in pairs if isinstance(each, Value)]
+        pairs = zip(results, kinds, strict=True)
+        return [self._stored(output, kind) for output, kind in pairs if isinstance(output, Value)]
 
-    def _type(self, given: Input) -> TensorType:
-        """Return the type of an input. A dimension that is one symbol has its name; of one that is
-        computed from symbols the program takes them back.
+    def _type(self, leaf: Input) -> TensorType:
+        """Return the type of an input.
+
+        A dimension that is one symbol has its name; for one computed from symbols the program
+        solves for them.
         """
         dims: list[PrimExpr] = []
-        for axis, dim in enumerate(given.dims):
+        for axis, dim in enumerate(leaf.dims):
             if isinstance(dim, int):
                 dims.append(const(dim, "int64"))
             elif str(dim).isidentifier() and dim is not None:
                 dims.append(self.scope.symbol(str(dim)))
             else:
-                dims.append(self.scope.symbol(f"{clean_name(given.name)}_dim{axis}"))
-        return TensorType(tuple(dims), given.dtype)
+                dims.append(self.scope.symbol(f"{clean_name(leaf.name)}_dim{axis}"))
+        return TensorType(tuple(dims), leaf.dtype)
 
 
 # The signature of a program of jax.export.
@@ -205,6 +219,7 @@ def _of_exported(
 ) -> Signature:
     function = next(f for f in functions_of(module) if f.attributes["sym_name"].value == "main")
     block = function.regions[0].blocks[0]
+    # A program for several platforms takes the platform's index as its first argument.
     count = 0 if len(program.platforms) == 1 else 1
     read = dict(zip(program.module_kept_var_idx, list(block.arguments)[count:], strict=True))
     inputs = []
@@ -220,9 +235,9 @@ def _of_exported(
 
 
 def _stored(aval: jax.core.ShapedArray) -> tuple[tuple[object, ...], str]:
-    """Return the extents and the dtype of what an array is stored as: of random keys, their words.
+    """Return the extents and dtype in which an array is stored: of random keys, their words.
 
-    Raises Unsupported for dtypes that there are not here.
+    Raises Unsupported for unsupported dtypes.
     """
     if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return tuple(aval.shape), own_dtype(str(aval.dtype))
@@ -233,26 +248,26 @@ def _stored(aval: jax.core.ShapedArray) -> tuple[tuple[object, ...], str]:
 def _input_names(
     program: export.Exported, read: dict[int, ir.Value], arguments: Sequence[str]
 ) -> list[str]:
-    """Return `x`, `params['w']`: the leaves of the arguments as the function calls them, or, where
-    that is not known, by their positions.
+    """Return the inputs' names, such as `x` or `params['w']`: the argument leaves as the function
+    names them, or by position.
     """
     tree = jax.tree_util.tree_unflatten(program.in_tree, [0] * program.in_tree.num_leaves)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     heads = {f"arg{i}": name for i, name in enumerate(arguments)}
     leaves = [_leaf(path) for path in paths]
     for index, argument in read.items():
-        head, rest = leaves[index]
+        head, leaf_path = leaves[index]
         stated = _stated(argument)
-        if stated.endswith(rest) and head.startswith("arg"):
-            heads.setdefault(head, stated.removesuffix(rest))
-    return [heads.get(head, head) + rest for head, rest in leaves]
+        if stated.endswith(leaf_path) and head.startswith("arg"):
+            heads.setdefault(head, stated.removesuffix(leaf_path))
+    return [heads.get(head, head) + leaf_suffix for head, leaf_suffix in leaves]
 
 
 def _stated(argument: ir.Value) -> str:
     """Return the name of an argument in the program, or in the function that it is handed to."""
-    found = _named(argument)
-    if found:
-        return found
+    name = _named(argument)
+    if name:
+        return name
     for use in argument.uses:
         if use.owner.name == "func.call":
             return _of_callee(use.owner, use.operand_number)
@@ -271,20 +286,23 @@ _NAME = re.compile(r'loc\("([^"]+)"\)')
 def _of_callee(call: ir.Operation, index: int) -> str:
     module = call.parent.operation.parent if call.parent is not None else None
     name = call.attributes["callee"].value
-    for each in module.regions[0].blocks[0].operations if module is not None else ():
-        if each.operation.name == "func.func" and each.attributes["sym_name"].value == name:
-            return _named(each.regions[0].blocks[0].arguments[index])
+    for candidate in module.regions[0].blocks[0].operations if module is not None else ():
+        if (
+            candidate.operation.name == "func.func"
+            and candidate.attributes["sym_name"].value == name
+        ):
+            return _named(candidate.regions[0].blocks[0].arguments[index])
     return ""
 
 
 def _leaf(path: Sequence[object]) -> tuple[str, str]:
-    """Return the argument that a leaf of (args, kwargs) is in, and where it is in that: `arg0` and
-    `['w']`.
+    """Return the argument of (args, kwargs) that contains a leaf, and the path within it: `arg0`
+    and `['w']`.
     """
-    side, first, *rest = path
+    side, first, *inner_path = path
     key = getattr(first, "idx", getattr(first, "key", 0))
     head = f"arg{key}" if getattr(side, "idx", 0) == 0 else str(key)
-    return head, jax.tree_util.keystr(tuple(rest))
+    return head, jax.tree_util.keystr(tuple(inner_path))
 
 
 def _output_names(program: export.Exported) -> list[str]:
@@ -309,18 +327,18 @@ def _of_module(module: ir.Module, entry: str, label: str) -> Signature:
         inputs.append(Input(name, dims, dtype, True))
     kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
     count = len(kind.results)
-    whole = ["result"] if count == 1 else [f"result[{i}]" for i in range(count)]
+    output_names = ["result"] if count == 1 else [f"result[{i}]" for i in range(count)]
     stated = [_result_info(function, index) for index in range(count)]
     if len({*stated, ""}) == count + 1:
-        whole = stated
-    return Signature(entry, tuple(inputs), tuple(whole))
+        output_names = stated
+    return Signature(entry, tuple(inputs), tuple(output_names))
 
 
 def _result_info(function: ir.Operation, index: int) -> str:
     """Return what JAX calls a result in its own programs, "" in others."""
     attributes = function.attributes
-    found = attributes["res_attrs"][index] if "res_attrs" in attributes else {}
-    return found[_RESULT].value if _RESULT in found else ""
+    result_attributes = attributes["res_attrs"][index] if "res_attrs" in attributes else {}
+    return result_attributes[_RESULT].value if _RESULT in result_attributes else ""
 
 
 _RESULT = "jax.result_info"

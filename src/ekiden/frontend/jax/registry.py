@@ -1,4 +1,4 @@
-"""The converter table: operation -> its row, made of the rows of each family."""
+"""Converter table of MLIR operations, assembled from the rows of each family."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ assert len(TABLE) == sum(len(family.ROWS) for family in FAMILIES), "an operation
 
 
 def find(name: str) -> Row:
-    """The row of an operation. Raises Unsupported naming those whose names are nearest."""
+    """Return the row of an operation. Raises Unsupported naming those with the closest names."""
     if name not in TABLE:
         near = nearest(name, TABLE)
         text = f"the operation is not supported{near}; ekiden.frontend.jax.register teaches one"
@@ -45,21 +45,21 @@ def find(name: str) -> Row:
 
 
 def register(name: str, *, override: bool = False) -> Callable[[Converter], Converter]:
-    """A decorator that teaches the import an operation of MLIR, by its name with the dialect, or a
-    function that programs call outside of them, by "custom_call:" and its name:
+    """Return a decorator that registers a converter of an MLIR operation or custom call.
 
         @ekiden.frontend.jax.register("custom_call:my_scale")
         def scale(node):
             return node.expr(0) * relay.const(2.0)
 
-    The function gets a Node (see ekiden.frontend.jax.node) and gives a Relay expression, or a list
-    of one for each output.
+    `name` is the operation with its dialect, or "custom_call:" and the function's name. The
+    converter gets a Node (see ekiden.frontend.jax.node) and returns a Relay expression, or a list
+    with one for each output.
 
-    Raises ValueError where that operation has a row, unless `override` is set.
+    Raises ValueError where the operation has a row, unless `override` is set.
     """
 
     def add(convert: Converter) -> Converter:
-        """Sets the row, and has the converter remembered as the user's own."""
+        """Add the row and record the converter as a user extension."""
         if name in TABLE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         note_extension(convert)

@@ -1,4 +1,4 @@
-"""`relay.frontend.from_jax`, in the manner of TVM's functions of that kind."""
+"""`relay.frontend.from_jax`, in the style of TVM's importers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from ekiden.runtime import Tensor
 def from_jax(
     function: object, example_inputs: Sequence[object] | None = None, dynamic_shapes: object = None
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """A module and its parameters, which are none: weights are constants of the module where the
-    function closes over them, else inputs. `function` is one with example inputs, a program of
-    jax.export, or the path or bytes of one; `dynamic_shapes` is what
-    jax.export.symbolic_args_specs takes.
+    """Import a JAX function as a module and its (empty) parameters.
+
+    Weights are constants of the module where the function closes over them, else inputs.
+
+    Args:
+        function: a function with example inputs, a program of jax.export, or the path or bytes of
+        one.
+        example_inputs: the arguments that it is traced with.
+        dynamic_shapes: as jax.export.symbolic_args_specs takes them.
+
+    Returns:
+        The module, and no parameters.
     """
     frontend("jax").check_model(function, "from_jax")
     options = ImportOptions(example_inputs=example_inputs, dynamic_shapes=dynamic_shapes)

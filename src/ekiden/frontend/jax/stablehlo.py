@@ -1,4 +1,4 @@
-"""StableHLO as text, as bytecode of MLIR, and as a portable artifact: to modules of MLIR."""
+"""Parser of StableHLO text, MLIR bytecode and portable artifacts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ BYTECODE = b"ML\xefR"
 
 
 def context() -> ir.Context:
-    """Return a context with the dialects of JAX, in which those it does not know are parsed too, so
-    that their operations are reported by name.
+    """Return an MLIR context with JAX's dialects that also parses unknown ones, so that their
+    operations are reported by name.
     """
-    made = mlir.make_ir_context()
-    made.allow_unregistered_dialects = True
-    return made
+    mlir_context = mlir.make_ir_context()
+    mlir_context.allow_unregistered_dialects = True
+    return mlir_context
 
 
 def parsed(data: str | bytes, label: str, within: ir.Context) -> ir.Module:
-    """Return the module that text or bytecode says.
-
-    Raises ImportModelError with the first words of what MLIR says of anything else.
+    """Parse text or bytecode as a module. Raises ImportModelError with the start of MLIR's message
+    otherwise.
     """
     if isinstance(data, bytes) and data.startswith(BYTECODE):
         return _of_bytecode(data, label, within)
@@ -41,7 +40,7 @@ def parsed(data: str | bytes, label: str, within: ir.Context) -> ir.Module:
 
 
 def _of_bytecode(data: bytes, label: str, within: ir.Context) -> ir.Module:
-    """Return the module of a portable artifact, or else of plain bytecode."""
+    """Parse a portable artifact, or else plain bytecode."""
     try:
         return stablehlo.deserialize_portable_artifact(within, data)
     except Exception as first:
@@ -53,10 +52,10 @@ def _of_bytecode(data: bytes, label: str, within: ir.Context) -> ir.Module:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of a message that says something: MLIR's own begin with a heading."""
+    """Return the first informative line of a message: MLIR's own begin with a heading."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if _ERROR.search(line)] or lines or [type(error).__name__]
-    return told[0][:_SHOWN]
+    informative = [line for line in lines if _ERROR.search(line)] or lines or [type(error).__name__]
+    return informative[0][:_SHOWN]
 
 
 _ERROR = re.compile(r"\berror: ")
@@ -65,8 +64,8 @@ _SHOWN = 300
 
 
 def decomposed(operation: ir.Operation) -> ir.Module | None:
-    """Return a module whose `main` computes an operation of CHLO, or a function of complex numbers,
-    in simpler operations, as jaxlib's own passes have it; None where they leave it as it is.
+    """Decompose a CHLO operation, or one on complex numbers, into a module of simpler operations
+    with jaxlib's passes; None where they leave it.
     """
     stablehlo.register_stablehlo_passes()
     with operation.context, ir.Location.unknown():
@@ -82,12 +81,12 @@ def decomposed(operation: ir.Operation) -> ir.Module | None:
         PassManager.parse(_DECOMPOSE).run(module.operation)
         same = [o.operation for o in block.operations if o.operation.name == operation.name]
         kinds = [value.type for value in operation.operands]
-        is_left = any([value.type for value in each.operands] == kinds for each in same)
+        is_left = any([value.type for value in remaining.operands] == kinds for remaining in same)
         return None if is_left else module
 
 
 def _copied(operation: ir.Operation, operands: list[ir.Value]) -> list[ir.Value]:
-    """Insert an operation of other operands, and return its results."""
+    """Insert a copy of an operation with other operands; return its results."""
     copy = operation.clone()
     attributes = copy.attributes
     is_reverse = "is_reverse" in attributes and attributes["is_reverse"].value
@@ -113,9 +112,9 @@ _DECOMPOSE = (
 )
 
 
-def entry_of(module: ir.Module, wanted: str, label: str) -> str:
-    """Return the name of the function that a program begins with: `wanted`, or else `main`, or the
-    only one that is public.
+def entry_of(module: ir.Module, requested: str, label: str) -> str:
+    """Return the name of a program's entry function: the requested one, or else `main`, or the only
+    public one.
 
     Raises ImportModelError, listing the functions, where there is none.
     """
@@ -125,11 +124,11 @@ def entry_of(module: ir.Module, wanted: str, label: str) -> str:
         for function in functions_of(module)
         if not _is_private(function)
     ]
-    chosen = wanted or ("main" if "main" in names else public[0] if len(public) == 1 else "")
+    chosen = requested or ("main" if "main" in names else public[0] if len(public) == 1 else "")
     if chosen in names:
         return chosen
     listed = ", ".join(repr(name) for name in (public or names)[:_LISTED]) or "none"
-    missing = f"no function {wanted!r}" if wanted else "no function 'main'"
+    missing = f"no function {requested!r}" if requested else "no function 'main'"
     raise ImportModelError(f"import {label}: {missing}; there are {listed}; signature= names one")
 
 
@@ -140,9 +139,9 @@ _LISTED = 8
 def functions_of(module: ir.Module) -> Sequence[ir.Operation]:
     """Return the functions of a module that have a body."""
     return [
-        each.operation
-        for each in module.body.operations
-        if each.operation.name == "func.func" and len(each.regions[0].blocks)
+        op_view.operation
+        for op_view in module.body.operations
+        if op_view.operation.name == "func.func" and len(op_view.regions[0].blocks)
     ]
 
 
@@ -152,7 +151,7 @@ def _is_private(function: ir.Operation) -> bool:
 
 
 def is_stablehlo(data: bytes) -> bool:
-    """Whether bytes are a program in MLIR: bytecode, or text with a module or a function."""
+    """Return whether bytes are an MLIR program: bytecode, or text with a module or a function."""
     return data.startswith(BYTECODE) or _TEXT.match(data) is not None
 
 

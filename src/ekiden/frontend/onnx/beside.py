@@ -1,11 +1,12 @@
-"""Weights in files beside a model's: what the model says of them, and how such a file is opened.
+"""External data: weights in files beside a model's, their declared location, and the safe opening
+of such a file.
 
     external_data {location: "weights.bin", offset: "4096", length: "1048576"}
-      ->  place_of(tensor) == ("weights.bin", 4096, 1048576)
+      ->  external_location(tensor) == ("weights.bin", 4096, 1048576)
 
-A model comes from anywhere, and must not make a reader open what lies elsewhere: the package onnx
-refuses links, of both kinds, and paths that leave the model's folder, and so does `opened`. What
-either of these does not take is left to that package, whose errors say what is wrong.
+A model may come from an untrusted source, and must not make a reader open files elsewhere: the
+package onnx refuses symbolic links, hard links and paths that leave the model's folder, and so does
+`open_below`. What neither function accepts is left to that package, whose errors name the fault.
 """
 
 from __future__ import annotations
@@ -26,18 +27,21 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def place_of(tensor: onnx.TensorProto) -> tuple[str, int, int] | None:
-    """The location of a tensor's bytes, where they begin there, and how many there are: as many as
-    its shape says where the model does not. None for a tensor whose elements are not its bytes, and
-    for numbers that are none."""
-    said = {each.key: each.value for each in tensor.external_data}
-    is_known = said.keys() <= _KEYS and len(said) == len(tensor.external_data)
+    """Return (location, offset, length in bytes) of a tensor's external data. The length follows
+    from the shape and the element type where the model states none. Return None for element
+    types that are not stored as plain bytes, for unknown keys and for malformed numbers.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    is_known = entries.keys() <= _KEYS and len(entries) == len(tensor.external_data)
+    # ONNX stores raw data in little-endian order; the bytes can be used in place on such hosts
+    # only.
     if sys.byteorder != "little" or tensor.data_type not in PLAIN or not is_known:
         return None
-    begin, length = said.get("offset", "0"), said.get("length")
+    begin, length = entries.get("offset", "0"), entries.get("length")
     if not _is_size(begin) or (length is not None and not _is_size(length)):
         return None
     count = bytes_of(tensor) if length is None else int(length)
-    return (said.get("location", ""), int(begin), count) if count >= 0 else None
+    return (entries.get("location", ""), int(begin), count) if count >= 0 else None
 
 
 _KIND = onnx.TensorProto
@@ -60,27 +64,31 @@ def _is_size(text: str) -> bool:
 
 
 def opened(folder: str, location: str) -> int | None:
-    """A file below a folder, opened step by step, so that no link leads elsewhere; None for what is
-    no file with one name there, or cannot be opened."""
+    """Open a file below a folder, one path component at a time, so that no symbolic link leads
+    outside. Return the file descriptor, which the caller owns; None for what is not a regular
+    file with a single hard link, or cannot be opened.
+    """
     *folders, name = location.split("/")
     if location.startswith("/") or ".." in folders or name in ("", ".", ".."):
         return None
     try:
-        at = os.open(folder, _FOLDER)
-        for each in folders:
-            at = _inside(at, each or os.curdir, _FOLDER | os.O_NOFOLLOW)
-        handle = _inside(at, name, _FILE)
+        # openat with O_NOFOLLOW per component: a check of the whole path beforehand would race with
+        # renames.
+        descriptor = os.open(folder, _FOLDER)
+        for subfolder in folders:
+            descriptor = _inside(descriptor, subfolder or os.curdir, _FOLDER | os.O_NOFOLLOW)
+        handle = _inside(descriptor, name, _FILE)
     except (OSError, ValueError):  # ValueError: a zero byte in a name
         return None
-    found = os.fstat(handle)
-    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
         return handle
     os.close(handle)
     return None
 
 
 def _inside(folder: int, name: str, flags: int) -> int:
-    """What has a name in a folder, which is closed. Raises OSError."""
+    """Open a name relative to a folder's descriptor, and close that descriptor. Raises OSError."""
     try:
         return os.open(name, flags, dir_fd=folder)
     finally:

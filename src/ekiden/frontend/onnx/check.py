@@ -1,5 +1,5 @@
-"""What of a model cannot be imported, found before any node is: operators, opsets and attributes
-that no row of the converter table has, in the graph and in the graphs inside its nodes.
+"""Checks of a model before any node is imported: operators, opsets and attributes that no row of
+the converter table supports, in the graph and in the graphs inside its nodes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def check_operators(
     functions: Functions,
 ) -> None:
     """Raise UnsupportedError for all nodes whose operator, opset or attributes no row has."""
-    found = problems_of(nodes, versions, functions)
-    raise_problems([f"{describe(n)}: {p}" for n, p in found], label)
+    problems = problems_of(nodes, versions, functions)
+    raise_problems([f"{describe(n)}: {p}" for n, p in problems], label)
 
 
 def problems_of(
@@ -41,34 +41,47 @@ def problems_of(
     functions: Functions,
     inside_functions: bool = True,
 ) -> list[tuple[onnx.NodeProto, str]]:
-    """Each node that cannot be imported and why, those in nested graphs after the node around
-    them, those in functions of the model after the first node that calls it, if they are not known
-    already.
+    """Return each node that cannot be imported with the reason.
+
+    Nodes of nested graphs come after the node that holds them, those of model-local functions after
+    the first node that calls the function.
+
+    Args:
+        nodes: the nodes to check, in order.
+        versions: domain -> opset version.
+        functions: the model-local functions by (domain, name, overload).
+        inside_functions: whether the bodies of called functions are checked too.
+
+    Returns:
+        Pairs of a node and a message.
     """
-    found: list[tuple[onnx.NodeProto, str]] = []
-    waiting, seen = [(n, versions) for n in reversed(nodes)], set()
+    problems: list[tuple[onnx.NodeProto, str]] = []
+    waiting, checked_functions = [(n, versions) for n in reversed(nodes)], set()
     while waiting:
-        each, stated = waiting.pop()
-        local = functions.get(key_of(each))
+        node, stated = waiting.pop()
+        local = functions.get(key_of(node))
         if local is not None:
-            if inside_functions and key_of(each) not in seen:
-                seen.add(key_of(each))
+            # Each function body is checked once, however many nodes call it.
+            if inside_functions and key_of(node) not in checked_functions:
+                checked_functions.add(key_of(node))
                 inner = versions_of(local.opset_import)
                 waiting.extend((n, inner) for n in reversed(local.node))
             continue
-        found.extend((each, p) for p in _node_problems(each, stated))
-        waiting.extend((n, stated) for g in reversed(subgraphs(each)) for n in reversed(g.node))
-    return found
+        problems.extend((node, p) for p in _node_problems(node, stated))
+        waiting.extend((n, stated) for g in reversed(subgraphs(node)) for n in reversed(g.node))
+    return problems
 
 
 def domain_of(node: onnx.NodeProto) -> str:
-    """The domain of an operator; that of ONNX itself is empty."""
+    """Return the domain of an operator; "" for ONNX's own, also where the model writes
+    "ai.onnx".
+    """
     return "" if node.domain in DEFAULT_DOMAINS else node.domain
 
 
 def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
-    """The opset in which the node's meaning was last changed; the stated version for domains that
-    ONNX does not define.
+    """Return the opset in which the operator's schema was last changed (`since_version`); the
+    stated version for domains that ONNX does not define.
     """
     domain = domain_of(node)
     stated = versions.get(domain, 1)
@@ -79,14 +92,16 @@ def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
 
 
 def stated_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
-    """The opset that the model states for the domain of a node."""
+    """Return the opset version that the model imports for the node's domain."""
     return versions.get(domain_of(node), 1)
 
 
 def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> Row | None:
-    """The row of the converter table for a node; None if there is none for its version. Rows begin
-    where meanings were changed, so that ONNX need not be asked since when its meaning holds.
+    """Return the row of the converter table for a node; None if there is none for its version. Rows
+    begin where an operator's meaning changed, so the schema registry need not be queried for
+    `since_version`.
     """
+    # Newer rows describe changed semantics, so the latest one not above the stated version holds.
     version = stated_version(node, versions)
     every = TABLE.get((domain_of(node), node.op_type)) or ()
     rows = [r for r in every if r.since <= version]
@@ -97,6 +112,8 @@ def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[st
     domain = domain_of(node)
     declared = signature(domain, node.op_type, stated_version(node, versions))
     if (domain, node.op_type) not in TABLE:
+        # An operator without a row is supported if its schema defines it by a function of other
+        # operators.
         if function_body.has_function(node, domain, schema_version(node, versions)):
             return [] if declared is None else list(signature_problems(node, declared))
         near = nearest(node.op_type, (name for d, name in TABLE if d == domain), 0.6)
@@ -114,7 +131,7 @@ def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[st
 
 
 def _unread_inputs(node: onnx.NodeProto, row: Row, declared: Signature) -> Iterator[str]:
-    """Give the inputs of a node that its row does not read."""
+    """Yield a message for each input of a node that its row does not read."""
     if row.inputs:
         for index, name in enumerate(node.input):
             parameter = declared.name_of_input(index)
@@ -125,28 +142,32 @@ def _unread_inputs(node: onnx.NodeProto, row: Row, declared: Signature) -> Itera
 def _attribute_problems(node: onnx.NodeProto, row: Row, versions: Mapping[str, int]) -> list[str]:
     graphs = row.graphs.split()
     supported = [*graphs, *row.attributes.split()]
-    given = {a.name for a in node.attribute}
-    problems = [f"attribute {n!r} is missing" for n in graphs if n not in given]
-    for each in node.attribute:
+    present = {a.name for a in node.attribute}
+    problems = [f"attribute {n!r} is missing" for n in graphs if n not in present]
+    for attribute in node.attribute:
         try:
-            check_kind(each)
+            check_kind(attribute)
         except Unsupported as error:
             problems.append(str(error))
             continue
-        if each.name not in supported and not _is_default(node, each, versions):
+        if attribute.name not in supported and not _is_default(node, attribute, versions):
             choice = f"supported are {', '.join(supported)}" if supported else "it has none"
-            problems.append(f"unknown attribute {each.name!r}; {choice}")
-        elif each.name in row.values and read_attribute(each) not in row.values[each.name]:
-            value = read_attribute(each)
-            allowed = ", ".join(map(repr, row.values[each.name]))
-            problems.append(f"attribute {each.name!r} must be one of {allowed}, got {value!r}")
+            problems.append(f"unknown attribute {attribute.name!r}; {choice}")
+        elif (
+            attribute.name in row.values
+            and read_attribute(attribute) not in row.values[attribute.name]
+        ):
+            value = read_attribute(attribute)
+            allowed = ", ".join(map(repr, row.values[attribute.name]))
+            problems.append(f"attribute {attribute.name!r} must be one of {allowed}, got {value!r}")
     return problems
 
 
 def _is_default(
     node: onnx.NodeProto, attribute: onnx.AttributeProto, versions: Mapping[str, int]
 ) -> bool:
-    """Whether an attribute says no more than its absence would."""
+    """Return whether an attribute equals the default that its schema declares."""
+    # Exporters write attributes at their default values, also ones that no row supports.
     version = stated_version(node, versions)
     try:
         schema = onnx.defs.get_schema(node.op_type, version, domain_of(node))

@@ -1,6 +1,6 @@
-"""Which inputs, outputs and attributes operators outside of ONNX have: those of com.microsoft, as
-ONNX Runtime documents them (docs/ContribOperators.md), and those that ONNX dropped before it was
-finished. Rows are written as in ekiden.frontend.onnx.signature_table.
+"""Signatures of operators outside of ONNX: those of com.microsoft, as ONNX Runtime documents them
+(docs/ContribOperators.md), and experimental ones that ONNX dropped before version 1.0. Rows are
+written as in ekiden.frontend.onnx.signature_table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ONNX element types as our dtypes."""
+"""ONNX element types and the dtypes they map to."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ their bytes are those of the array."""
 
 
 def from_onnx_dtype(element_type: int) -> str:
-    """Our name of an ONNX element type.
+    """Return our dtype name of an ONNX element type.
 
     Raises Unsupported for strings and complex numbers.
     """

@@ -1,4 +1,6 @@
-"""What the table of frontends asks of ONNX (see ekiden.frontend.table.Entry)."""
+"""Entry points of the ONNX frontend for the table of frontends (see
+ekiden.frontend.table.Entry).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from ekiden.frontend.onnx.survey import survey as survey_onnx
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """A path, bytes or an onnx.ModelProto as a module."""
+    """Import an ONNX model, given as a path, bytes or an onnx.ModelProto."""
     return import_onnx(cast(Source, model), options.shape)
 
 
 def survey(model: object) -> Survey:
-    """What the model contains."""
+    """Return the operators, inputs, outputs and problems of a model without importing it."""
     return survey_onnx(cast(Source, model))

@@ -18,7 +18,7 @@ MAX_PREFIX = 200
 
 
 def has_function(proto: onnx.NodeProto, domain: str, version: int) -> bool:
-    """Whether ONNX defines the operator by a function at that version."""
+    """Return whether ONNX defines the operator by a function at that version."""
     try:
         schema = onnx.defs.get_schema(proto.op_type, version, domain)
     except onnx.defs.SchemaError:
@@ -29,7 +29,9 @@ def has_function(proto: onnx.NodeProto, domain: str, version: int) -> bool:
 def defined_by(
     proto: onnx.NodeProto, domain: str, version: int, inputs: Sequence[Value | None]
 ) -> onnx.FunctionProto:
-    """The function that defines a node, for the types of its inputs."""
+    """Return the function that ONNX defines a node by, specialised to the types of its inputs where
+    it is context dependent.
+    """
     schema = onnx.defs.get_schema(proto.op_type, version, domain)
     function = onnx.FunctionProto()
     if schema.has_function:
@@ -51,25 +53,28 @@ def defined_by(
 def body(
     function: onnx.FunctionProto, proto: onnx.NodeProto, label: str
 ) -> tuple[list[onnx.NodeProto], dict[str, int]]:
-    """The nodes of a function's body as they stand for a node that calls it, and the versions of
-    their operators. Tensors inside are named after the node; absent inputs and outputs stay absent.
+    """Return the nodes of a function's body inlined for a calling node, and the opset versions of
+    their operators. Tensors inside are prefixed with the node's name; absent inputs and outputs
+    stay absent.
     """
     prefix = _prefix(describe(proto))
     names = dict(zip(function.input, proto.input, strict=False))
+    # Fewer actual than formal inputs: trailing optional inputs are absent (an empty name in ONNX
+    # IR).
     names.update(dict.fromkeys(function.input[len(proto.input) :], ""))
     names.update({f: o for f, o in zip(function.output, proto.output, strict=False) if o})
     attributes = _attributes(function, proto)
     graph = onnx.GraphProto()
-    for position, each in enumerate(function.node):
-        made = graph.node.add()
-        made.CopyFrom(each)
-        made.name = f"{prefix}{each.name or position}"
-        _bind_attributes(made, attributes)
-        _rename_all(made, names, prefix)
+    for position, template in enumerate(function.node):
+        inlined = graph.node.add()
+        inlined.CopyFrom(template)
+        inlined.name = f"{prefix}{template.name or position}"
+        _bind_attributes(inlined, attributes)
+        _rename_all(inlined, names, prefix)
     for name in filter(None, proto.output):
         graph.output.add(name=name)
-    for each in _passed_through(function, proto):
-        graph.node.append(each)
+    for template in _passed_through(function, proto):
+        graph.node.append(template)
     return sorted_nodes(graph, label), versions_of(function.opset_import)
 
 
@@ -90,63 +95,67 @@ def _rename_all(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> 
 
     stack = [node]
     while stack:
-        each = stack.pop()
-        each.input[:] = map(rename, each.input)
-        each.output[:] = map(rename, each.output)
-        for graph in (a.g for a in each.attribute if a.HasField("g")):
+        inner = stack.pop()
+        inner.input[:] = map(rename, inner.input)
+        inner.output[:] = map(rename, inner.output)
+        for graph in (a.g for a in inner.attribute if a.HasField("g")):
             for named in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
                 named.name = rename(named.name)
             stack.extend(graph.node)
 
 
 def _passed_through(function: onnx.FunctionProto, proto: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Outputs that are inputs, as Identity nodes."""
-    given = dict(zip(function.input, proto.input, strict=False))
+    """Return Identity nodes for outputs of a function that are its inputs."""
+    actual_names = dict(zip(function.input, proto.input, strict=False))
     return [
-        onnx.helper.make_node("Identity", [given[f]], [o])
+        onnx.helper.make_node("Identity", [actual_names[f]], [o])
         for f, o in zip(function.output, proto.output, strict=False)
-        if o and f in given
+        if o and f in actual_names
     ]
 
 
 def _attributes(
     function: onnx.FunctionProto, proto: onnx.NodeProto
 ) -> dict[str, onnx.AttributeProto]:
-    """What the names of a function's attributes stand for: what the node gives, or the default."""
-    found = {a.name: a for a in function.attribute_proto}
+    """Return the values that references to a function's attributes resolve to: the caller's
+    attribute, or the default.
+    """
+    values = {a.name: a for a in function.attribute_proto}
     try:
         schema = onnx.defs.get_schema(function.name, domain=function.domain)
         for name, declared in schema.attributes.items():
             if declared.default_value.type != onnx.AttributeProto.UNDEFINED:
-                found[name] = declared.default_value
+                values[name] = declared.default_value
     except onnx.defs.SchemaError:
         pass  # a function of the model, which states its defaults itself
-    found.update({a.name: a for a in proto.attribute})
-    return found
+    values.update({a.name: a for a in proto.attribute})
+    return values
 
 
 def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> None:
-    """Put values for references to attributes, in subgraphs too; absent ones leave no attribute."""
+    """Substitute values for references to attributes (`ref_attr_name`), in subgraphs too.
+    References to absent attributes are dropped.
+    """
     stack = [node]
     while stack:
-        each = stack.pop()
-        kept = []
-        for attribute in each.attribute:
+        inner = stack.pop()
+        bound = []
+        for attribute in inner.attribute:
             if not attribute.ref_attr_name:
-                kept.append(attribute)
+                bound.append(attribute)
             elif attribute.ref_attr_name in attributes:
                 value = onnx.AttributeProto()
                 value.CopyFrom(attributes[attribute.ref_attr_name])
                 value.name = attribute.name
-                kept.append(value)
-        copied = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
-        del each.attribute[:]
-        each.attribute.extend(copied)
-        stack.extend(n for a in each.attribute for n in a.g.node)
+                bound.append(value)
+        copied = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in bound]
+        del inner.attribute[:]
+        inner.attribute.extend(copied)
+        stack.extend(n for a in inner.attribute for n in a.g.node)
 
 
 def _type_proto(value: Value | None) -> onnx.TypeProto:
-    """The type of a value as ONNX writes it; an empty one for an absent input."""
+    """Return the type of a value as an ONNX TypeProto; an empty one for an absent input."""
     if value is None or not isinstance(value.type, TensorType):
         return onnx.TypeProto()
     kinds = {ours: theirs for theirs, ours in DTYPES.items()}

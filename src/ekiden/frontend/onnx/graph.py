@@ -1,5 +1,5 @@
-"""One graph of a model, the main one or one inside a node: its names, and the walk over its nodes
-in order, each through its row of the converter table.
+"""Import of one graph of a model, the main one or one inside a node: its scope of names, and the
+walk over its nodes in topological order, each through its row of the converter table.
 """
 
 from __future__ import annotations
@@ -52,19 +52,21 @@ else:
 
 
 class Shared(Walk):
-    """What all graphs of one import have in common."""
+    """State that all graphs of one import share: opset versions, model-local functions, scope and
+    problems.
+    """
 
     def __init__(
         self, versions: Mapping[str, int], label: str, scope: Scope, functions: Functions
     ) -> None:
-        """`functions` are those of the model."""
+        """Create the state of one import; `functions` are the model-local functions."""
         super().__init__(label, scope)
         self.versions, self.functions = versions, functions
 
 
 @dataclass(slots=True, eq=False)
 class Body:
-    """The nodes of a function that are left to be imported in the place of a call."""
+    """A function body whose remaining nodes are imported in place of a call."""
 
     call: str
     """The node that calls it; empty for the graph itself."""
@@ -73,7 +75,9 @@ class Body:
 
 
 class Graph:
-    """A graph being imported. Names that it does not make are those of the graph around it."""
+    """A graph that is being imported. Names that it does not define are looked up in the enclosing
+    graph.
+    """
 
     def __init__(
         self,
@@ -82,7 +86,7 @@ class Graph:
         outer: Graph | None = None,
         versions: Mapping[str, int] | None = None,
     ) -> None:
-        """`versions` are those of the operators, if not the model's."""
+        """Create a graph inside `outer`; `versions` overrides the model's opset versions."""
         self.proto, self.shared, self.outer = proto, shared, outer
         self.versions = shared.versions if versions is None else versions
         self.values = CaseValues(shared.scope, shared.problems)
@@ -95,11 +99,11 @@ class Graph:
 
     @property
     def names(self) -> list[str]:
-        """The names of its inputs; not of those that have a value of their own."""
+        """Return the names of the graph's inputs, without those that have an initializer."""
         return [i.name for i in self.proto.input if i.name not in self.weights]
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """The outputs for these inputs.
+        """Import the graph for these inputs and return its outputs.
 
         Raises Unsupported when a node is; NodeError for one that does not fit its inputs.
         """
@@ -145,7 +149,11 @@ class Graph:
     # Names.
 
     def value(self, name: str) -> Value | None:
-        """What a name stands for; None if that is made by a node that has been reported."""
+        """Return the value of a name, looked up in the enclosing graphs too; None if a node that
+        was reported as unsupported produces it.
+        """
+        # ONNX scoping: a subgraph sees the names of all graphs around it (IR specification, static
+        # scoping).
         at: Graph | None = self
         while at is not None:
             if name in at.values:
@@ -157,14 +165,15 @@ class Graph:
         return None
 
     def output(self, name: str) -> Value:
-        """A value that must be there."""
-        found = self.value(name)
-        assert found is not None, f"{name!r} is not made: reported before"
-        return found
+        """Return the value of a name that must be defined."""
+        value = self.value(name)
+        assert value is not None, f"{name!r} is not made: reported before"
+        return value
 
     def weight(self, name: str) -> Value:
-        """An initializer. Raises ImportModelError for one whose data do not fit its type and shape,
-        UnsupportedError for a type without tensors here."""
+        """Return the value of an initializer. Raises ImportModelError for one whose data do not fit
+        its type and shape, UnsupportedError for an element type that tensors cannot have.
+        """
         label, proto = self.shared.label, self.weights[name]
         try:
             if isinstance(proto, onnx.SparseTensorProto):
@@ -266,31 +275,33 @@ class Graph:
         versions = {**around, **stated}
         # Functions that it calls are looked at when their bodies come here: a chain of them is so
         # looked at once.
-        found = problems_of(nodes, versions, self.shared.functions, inside_functions=False)
-        problems = [f"{describe(n)}: {p}" for n, p in found]
+        node_problems = problems_of(nodes, versions, self.shared.functions, inside_functions=False)
+        problems = [f"{describe(n)}: {p}" for n, p in node_problems]
         self.shared.problems += problems
         self.shared.scope.used |= names_read(nodes)
         return None if problems else Body(describe(proto), iter(nodes), versions)
 
     def _chain(self, proto: onnx.NodeProto) -> list[str]:
-        """The nodes that led to one, the nearest first."""
-        found: dict[str, None] = {}
+        """Return descriptions of the nodes that led to one, the nearest first."""
+        descriptions: dict[str, None] = {}
         waiting = [proto]
-        while waiting and len(found) <= CHAIN:
+        while waiting and len(descriptions) <= CHAIN:
             for name in waiting.pop(0).input:
                 maker = self._makers.get(name)
-                if maker is not None and describe(maker) not in found:
-                    found[describe(maker)] = None
+                if maker is not None and describe(maker) not in descriptions:
+                    descriptions[describe(maker)] = None
                     waiting.append(maker)
-        return list(found)
+        return list(descriptions)
 
 
 def _converted(row: Row, node: Node, declared: Signature | None) -> Result:
-    """Return what a row makes of a node. Raises Unsupported for an input that it would ignore."""
+    """Return the result of a row's converter for a node. Raises Unsupported for an input that the
+    converter would ignore.
+    """
     is_text = has_text(node)
-    known = None if is_text else shape_value.evaluate(node)
-    if known is not None:
-        return known
+    folded = None if is_text else shape_value.evaluate(node)
+    if folded is not None:
+        return folded
     node.inputs.read.clear()  # what was looked at so far says nothing about the converter
     result = text.convert_text(node, row) if is_text else row.convert(node)
     if declared is not None:

@@ -1,4 +1,4 @@
-"""From an ONNX model to a module: its inputs, the walk over its graph, its outputs."""
+"""Import of an ONNX model as a module: its inputs, the walk over its graph, its outputs."""
 
 from __future__ import annotations
 
@@ -48,17 +48,25 @@ from ekiden.runtime.errors import (
 def from_onnx(
     model: Source, shape: Shapes | None = None, opset: int | None = None, freeze_params: bool = True
 ) -> IRModule:
-    """A module whose `main` computes an ONNX model, given as path, bytes or ModelProto; what
-    ekiden.frontend.common.imported says of it are its attributes.
+    """Import an ONNX model as a module whose `main` computes it.
 
     Weights become constants; with `freeze_params=False` the floating-point ones become further
     parameters of main, and `attrs["params"]` maps their names to arrays. Named dimensions of inputs
-    stay symbolic; `shape` gives other shapes by input name. An input that has an initializer is
-    that constant, unless `shape` names it: then it is an input. `opset` overrides the version that
-    the model states.
+    stay symbolic. An input that has an initializer is that constant, unless `shape` names it: then
+    it is an input.
 
-    Raises ImportModelError for a broken model, and UnsupportedError listing every node that cannot
-    be imported.
+    Args:
+        model: a path, bytes or ModelProto.
+        shape: input name -> shape that replaces the declared one.
+        opset: overrides the default domain's version that the model states.
+        freeze_params: whether floating-point weights become constants.
+
+    Returns:
+        The module; its attributes are described in ekiden.frontend.common.imported.
+
+    Raises:
+        ImportModelError: the model is broken.
+        UnsupportedError: lists every node that cannot be imported.
     """
     return import_onnx(model, shape, opset, freeze_params).as_module()
 
@@ -66,14 +74,21 @@ def from_onnx(
 def import_onnx(
     model: Source, shape: Shapes | None = None, opset: int | None = None, freeze_params: bool = True
 ) -> ImportedModule:
-    """As `from_onnx`, with what is to be said of the module beside it."""
+    """Import an ONNX model like `from_onnx`, and return the module with its metadata beside it.
+
+    Args:
+        model: a path, bytes or ModelProto.
+        shape: input name -> shape that replaces the declared one.
+        opset: overrides the default domain's version that the model states.
+        freeze_params: whether floating-point weights become constants.
+    """
     weights = Weights()
     with phase("read model", DEBUG):
         proto, label, weight_files = read_model(model, weights)
     with weights.here():
-        made = _imported(proto, label, opset, shape or {}, freeze_params)
+        imported = _imported(proto, label, opset, shape or {}, freeze_params)
     weights.files.check(f"import {label}")
-    return replace(made, weight_files=weight_files)
+    return replace(imported, weight_files=weight_files)
 
 
 def _imported(
@@ -84,6 +99,7 @@ def _imported(
     functions = local_functions(proto, label)
     check_operators(sorted_nodes(proto.graph, label), versions, label, functions)
 
+    # An attempt that learns a dimension is repeated with it until nothing new is found.
     def attempt(facts: Facts) -> ImportedModule:
         shared = Shared(versions, label, Scope(facts, set()), functions)
         return _Import(proto.graph, shared, shapes, freeze_params).run()
@@ -92,7 +108,7 @@ def _imported(
 
 
 class _Import:
-    """One attempt with what is known so far about the dimensions."""
+    """One attempt at an import, with the facts about dimensions that earlier attempts found."""
 
     def __init__(
         self,
@@ -121,8 +137,8 @@ class _Import:
             [(i.name, _dtype_text(i), self._stated_shape(i)) for i in inputs],
             [(o.name, _dtype_text(o)) for o in self.proto.output],
         )
-        for each in inputs:
-            self._input(each)
+        for graph_input in inputs:
+            self._input(graph_input)
         if not self.freeze_params:
             self._weights_as_params()
         try:
@@ -182,13 +198,15 @@ class _Import:
             )
 
     def _stated_shape(self, info: onnx.ValueInfoProto) -> tuple[int | str, ...] | None:
-        """Return the shape of an input as messages have it; None where its rank is not known."""
+        """Return the shape of an input as error messages write it; None where its rank is not
+        known.
+        """
         held = _held(info.type)
-        given = self.shapes.get(info.name)
-        if given is None and not held.tensor_type.HasField("shape"):
+        override = self.shapes.get(info.name)
+        if override is None and not held.tensor_type.HasField("shape"):
             return None if held.HasField("tensor_type") else ()
-        if given is not None:
-            return stated_shape(info.name, given)
+        if override is not None:
+            return stated_shape(info.name, override)
         declared = [_stated(d) for d in held.tensor_type.shape.dim]
         for axis, size in enumerate(declared):
             if isinstance(size, int) and size < -1:
@@ -213,11 +231,13 @@ class _Import:
             raise UnsupportedError(f"import {self.label}: input {info.name!r} must be {what}")
 
     def _sequence(self, name: str, element: onnx.TypeProto) -> None:
-        """A sequence: as many tensors as shapes are given for it, else a list of the program."""
-        given = self.shapes.get(name)
-        if given is not None:
+        """Declare an input that is a sequence: one tensor for each shape that is given, otherwise a
+        run-time list.
+        """
+        shapes = self.shapes.get(name)
+        if shapes is not None:
             items = []
-            for at, shape in enumerate(given):
+            for at, shape in enumerate(shapes):
                 held = onnx.ValueInfoProto(name=f"{name}.{at}", type=element)
                 self.shapes = {**self.shapes, held.name: shape}  # type: ignore[dict-item]
                 items.append(self._tensor(held))
@@ -238,6 +258,7 @@ class _Import:
 
     def _tensor(self, info: onnx.ValueInfoProto) -> Value:
         kind = info.type.tensor_type
+        # Strings are tensors of bytes with one more axis.
         if kind.elem_type == onnx.TensorProto.STRING:
             return self._text(info)
         try:
@@ -251,20 +272,23 @@ class _Import:
         return self.main.tensor(info.name, type_)
 
     def _text(self, info: onnx.ValueInfoProto) -> Value:
-        """A tensor of strings: a last dimension more, of their bytes."""
+        """Declare an input that is a tensor of strings: uint8, with one more last dimension for the
+        bytes.
+        """
         width = self.scope.symbol(f"{clean_name(info.name) or 'input'}_bytes")
         self.texts.append(info.name)
         value = self.main.tensor(info.name, TensorType((*self._shape(info), width), "uint8"))
         return TextValue(self.scope.expr(value), value.type)
 
     def _shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
-        given = self.shapes.get(info.name)
+        override = self.shapes.get(info.name)
         stated = [_stated(d) for d in info.type.tensor_type.shape.dim]  # checked by _stated_shape
-        dims = stated if given is None else given_dims(info.name, given)
+        dims = stated if override is None else given_dims(info.name, override)
         return tuple(self.main.dim(info.name, axis, d) for axis, d in enumerate(dims))
 
     def _weights_as_params(self) -> None:
-        """The floating-point weights become parameters of main."""
+        """Turn the floating-point weights that nodes read into parameters of main."""
+        # Weights that no node reads would become parameters without a use.
         used = {i for n in self.graph.nodes for i in n.input}
         for name in self.graph.weights:
             value = self.graph.weight(name) if name in used else None
@@ -293,5 +317,5 @@ def _dtype_text(info: onnx.ValueInfoProto) -> str:
 
 
 def _held(kind: onnx.TypeProto) -> onnx.TypeProto:
-    """What an optional type holds; the type itself where it is not optional."""
+    """Return the element type of an optional type; the type itself where it is not optional."""
     return kind.optional_type.elem_type if kind.HasField("optional_type") else kind

@@ -1,13 +1,13 @@
-"""The ranks and lengths that operators require, where ONNX's schemas only say so in words.
+"""Rank and length constraints that ONNX's schemas state in prose only.
 
     x:3+          the input x has rank 3 or more
     x:0|1         rank 0 or 1
     b:x           the rank of x
-    pads#2*x-4    the list or input `pads` has so many elements, x being the rank of that input
+    pads#2*x-4    the list or input `pads` has that many elements, x being the rank of that input
     ends#@starts  as many elements as `starts`, a list or an input
     pads#2*@axes|x  twice the length of `axes`, or without that twice the rank of x
 
-What is absent or not known is not checked.
+Inputs that are absent or of unknown shape are not checked.
 """
 
 from __future__ import annotations

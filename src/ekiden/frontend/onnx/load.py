@@ -31,11 +31,16 @@ Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 def read_model(
     source: Source, weights: Weights | None = None
 ) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
-    """The parsed model, its name for messages, and the files beside its own with weights of it.
-    With `weights` the large ones are there, and not in the model.
+    """Read and parse a model.
 
-    Raises ImportModelError for a file that is missing, cut short or no ONNX model, and for weights
-    in files of their own that are missing or cut short.
+    With `weights`, large weights are registered there and stay out of the message.
+
+    Returns:
+        The model, its name for messages, and the external data files that it refers to.
+
+    Raises:
+        ImportModelError: the file is missing, truncated or not an ONNX model, or its external data
+            are missing or truncated.
     """
     if isinstance(source, (bytes, onnx.ModelProto)):
         model = _parse(source, "model", weights) if isinstance(source, bytes) else source
@@ -59,8 +64,9 @@ def read_model(
 
 
 def _told_apart(path: str, label: str, error: ImportModelError) -> None:
-    """Say what a file is that could not be read as ONNX, where another frontend takes it: functions
-    and commands for ONNX alone are given such files. Raises ImportModelError."""
+    """Raise ImportModelError naming the format of a file that is not ONNX but that another frontend
+    reads.
+    """
     row = frontend_of(path)
     if row is not None and row is not frontend("onnx"):
         text = f"import {label}: expected an ONNX model, got {row.model}"
@@ -68,10 +74,10 @@ def _told_apart(path: str, label: str, error: ImportModelError) -> None:
 
 
 def _read(path: str, weights: Weights | None) -> memoryview:
-    """The bytes of a file: mapped, where large weights stay in it."""
-    found = None if weights is None else weights.files.map(path)
-    if found is not None:
-        return found
+    """Return the bytes of a file; memory-mapped where large weights stay in it."""
+    mapping = None if weights is None else weights.files.map(path)
+    if mapping is not None:
+        return mapping
     with open(path, "rb", buffering=0) as file:
         return read_whole(file)
 
@@ -87,14 +93,16 @@ def _parse(data: bytes | memoryview, label: str, weights: Weights | None) -> onn
 
 
 def _outside(model: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, str]]:
-    """The tensors that lie in files of their own, and the names of those."""
-    for each in _tensors(model):
-        if each.data_location == onnx.TensorProto.EXTERNAL and number_of(each) is None:
-            yield each, next((e.value for e in each.external_data if e.key == "location"), "")
+    """Yield the tensors whose data are external, with the file that holds them."""
+    for tensor in _tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and number_of(tensor) is None:
+            yield tensor, next((e.value for e in tensor.external_data if e.key == "location"), "")
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """The initializers and the tensors of attributes, those inside nodes and functions too."""
+    """Yield the initializers and the tensors of attributes, those inside nodes and
+    functions too.
+    """
     yield from model.graph.initializer
     yield from _sparse_parts(model.graph)
     for node in _inside([*model.graph.node, *(n for f in model.functions for n in f.node)]):
@@ -106,7 +114,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _sparse_parts(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The values and indices of sparse initializers."""
+    """Yield the value and index tensors of sparse initializers."""
     for sparse in graph.sparse_initializer:
         yield sparse.values
         yield sparse.indices
@@ -124,8 +132,9 @@ def _check_weights_are_here(model: onnx.ModelProto) -> None:
 def _find_external_data(
     model: onnx.ModelProto, path: str, label: str, weights: Weights | None
 ) -> None:
-    """Let weights stay in the files beside a model; those that are not plain bytes of plain files,
-    and all without `weights`, are for the package onnx to read, or to refuse."""
+    """Map the external data of a model's weights. Data that are not plain bytes of regular files,
+    and all data without `weights`, are left to the package onnx to read or to reject.
+    """
     folder = os.path.dirname(path) or os.curdir
     for weight, file in list(_outside(model)):
         if not os.path.exists(os.path.join(folder, file)):
@@ -138,6 +147,8 @@ def _find_external_data(
 
 
 def _load_external_data(weight: onnx.TensorProto, folder: str, label: str) -> None:
+    # onnx reads to the end of the file without a length, which takes in the weights stored after
+    # this one.
     if all(entry.key != "length" for entry in weight.external_data):
         weight.external_data.add(key="length", value=str(bytes_of(weight)))
     try:
@@ -168,6 +179,7 @@ def initializers(
     """Return the weights of a graph with their names; a sparse one has that of its values."""
     weights: list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]] = []
     weights += ((t.name, t) for t in graph.initializer)
+    # SparseTensorProto has no name of its own.
     weights += ((t.values.name, t) for t in graph.sparse_initializer)
     return weights
 
@@ -191,7 +203,7 @@ def _check_text(model: onnx.ModelProto, label: str) -> None:
 
 
 def versions_of(imports: Iterable[onnx.OperatorSetIdProto]) -> dict[str, int]:
-    """Domain -> version; the default domain is ""."""
+    """Return domain -> opset version; the default domain is ""."""
     return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in imports}
 
 
@@ -203,36 +215,43 @@ Functions = Mapping[Key, onnx.FunctionProto]
 
 
 def local_functions(model: onnx.ModelProto, label: str) -> Functions:
-    """The functions that a model defines. Raises ImportModelError where they call themselves."""
-    found = {
+    """Return the functions that a model defines, by (domain, name, overload). Raises
+    ImportModelError where they are recursive or expand to more than MAX_EXPANDED nodes.
+    """
+    functions = {
         ("" if f.domain == "ai.onnx" else f.domain, f.name, f.overload): f for f in model.functions
     }
-    sizes = _sizes({key: Counter(map(key_of, _inside(f.node))) for key, f in found.items()}, label)
+    sizes = _sizes(
+        {key: Counter(map(key_of, _inside(f.node))) for key, f in functions.items()}, label
+    )
     size = sum(1 + sizes.get(key_of(n), 0) for n in _inside(model.graph.node))
-    if found and size > MAX_EXPANDED:
+    # Bound before expansion: nested calls can grow exponentially with the size of the file.
+    if functions and size > MAX_EXPANDED:
         raise ImportModelError(
             f"import {label}: its functions stand for {size} nodes, at most {MAX_EXPANDED} expected"
         )
-    return found
+    return functions
 
 
 def _sizes(calls: Mapping[Key, Counter[Key]], label: str) -> dict[Key, int]:
-    """Return how many nodes each function stands for, those that it calls included: `calls` are the
-    operators of its nodes. Raises ImportModelError where functions call themselves."""
+    """Return how many nodes each function expands to, called functions included; `calls` counts the
+    operators of each body. Raises ImportModelError for recursion.
+    """
     inner = {key: [c for c in called if c in calls] for key, called in calls.items()}
     callers: dict[Key, list[Key]] = {key: [] for key in calls}
     for key, called in inner.items():
-        for each in called:
-            callers[each].append(key)
-    left = {key: len(called) for key, called in inner.items()}
-    ready = [key for key, count in left.items() if count == 0]
+        for callee in called:
+            callers[callee].append(key)
+    pending = {key: len(called) for key, called in inner.items()}
+    # Kahn's topological sort over the call graph: what is never ready lies on a cycle.
+    ready = [key for key, count in pending.items() if count == 0]
     sizes: dict[Key, int] = {}
     while ready:
         key = ready.pop()
-        sizes[key] = sum(n * (1 + sizes.get(each, 0)) for each, n in calls[key].items())
+        sizes[key] = sum(n * (1 + sizes.get(called_key, 0)) for called_key, n in calls[key].items())
         for caller in callers[key]:
-            left[caller] -= 1
-            if left[caller] == 0:
+            pending[caller] -= 1
+            if pending[caller] == 0:
                 ready.append(caller)
     if len(sizes) < len(calls):
         names = ", ".join(repr(key[1]) for key in calls if key not in sizes)
@@ -241,20 +260,22 @@ def _sizes(calls: Mapping[Key, Counter[Key]], label: str) -> dict[Key, int]:
 
 
 def key_of(node: onnx.NodeProto) -> tuple[str, str, str]:
-    """What a node calls, as a function of the model has it."""
+    """Return (domain, operator, overload), the key under which a model-local function is
+    looked up.
+    """
     return ("" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload)
 
 
 def _inside(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     waiting = list(nodes)
     while waiting:
-        each = waiting.pop()
-        yield each
-        waiting.extend(n for g in subgraphs(each) for n in g.node)
+        node = waiting.pop()
+        yield node
+        waiting.extend(n for g in subgraphs(node) for n in g.node)
 
 
 def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str, int]:
-    """Version of each domain's operators; the default domain is "".
+    """Return domain -> opset version; the default domain is ""; the default domain is "".
 
     Raises UnsupportedError for ones outside the known range, and for a file of a later format.
     """
@@ -263,53 +284,54 @@ def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str
             f"import {label}: expected an IR version up to {onnx.IR_VERSION}, which the installed "
             f"onnx package knows, got {model.ir_version}"
         )
-    found = versions_of(model.opset_import)
+    versions = versions_of(model.opset_import)
     if override is not None:
-        found[""] = override
-    version = found.get("", KNOWN)
+        versions[""] = override
+    version = versions.get("", KNOWN)
+    # onnx.defs loads the whole package; it is asked only where the bundled bound does not decide.
     newest = KNOWN if OLDEST <= version <= KNOWN else onnx.defs.onnx_opset_version()
     if not OLDEST <= version <= newest:
         raise UnsupportedError(
             f"import {label}: expected an opset from {OLDEST} to {newest}, which the installed "
             f"onnx package knows, got {version}"
         )
-    return found
+    return versions
 
 
 def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graphs inside a node: branches, bodies."""
+    """Return the graphs inside a node: branches and loop bodies."""
     return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
 
 
 def names_read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    """Every name that nodes, or nodes and results of the graphs inside them, refer to."""
-    found: set[str] = set()
+    """Return every name that nodes, or nodes and results of the graphs inside them, refer to."""
+    names: set[str] = set()
     waiting = list(nodes)
     while waiting:
-        each = waiting.pop()
-        found.update(each.input)
-        for graph in subgraphs(each):
-            found.update(o.name for o in graph.output)
+        node = waiting.pop()
+        names.update(node.input)
+        for graph in subgraphs(node):
+            names.update(o.name for o in graph.output)
             waiting.extend(graph.node)
-    return found
+    return names
 
 
 def own_names(graph: onnx.GraphProto) -> set[str]:
-    """What a graph names itself: inputs, initializers, results of its nodes."""
-    found = {i.name for i in graph.input} | {name for name, _ in initializers(graph)}
-    return found | {o for n in graph.node for o in n.output if o}
+    """Return the names that a graph defines: inputs, initializers and results of its nodes."""
+    names = {i.name for i in graph.input} | {name for name, _ in initializers(graph)}
+    return names | {o for n in graph.node for o in n.output if o}
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """The tensors of the graph around that a node needs: its inputs, and what the graphs inside it
-    take from outside.
+    """Return the tensors of the enclosing graph that a node needs: its inputs and what its
+    subgraphs capture.
     """
-    found = [i for i in node.input if i]
+    names = [i for i in node.input if i]
     for graph in subgraphs(node):
         own = own_names(graph)
         inside = [i for n in graph.node for i in reads(n)] + [o.name for o in graph.output]
-        found += [i for i in inside if i not in own]
-    return found
+        names += [i for i in inside if i not in own]
+    return names
 
 
 def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = frozenset()) -> None:
@@ -318,8 +340,10 @@ def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = froz
     """
     weights = {name for name, _ in initializers(graph)}
     inputs = [i.name for i in graph.input]
-    made = [o for n in graph.node for o in n.output if o]
-    counts = Counter([*inputs, *(w for w in weights if w not in set(inputs)), *made])
+    produced = [o for n in graph.node for o in n.output if o]
+    # An initializer may repeat the name of an input (IR version < 4 requires it): that is its
+    # default.
+    counts = Counter([*inputs, *(w for w in weights if w not in set(inputs)), *produced])
     twice = [repr(name) for name, count in counts.items() if count > 1]
     twice += [
         repr(name)
@@ -331,8 +355,8 @@ def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = froz
             f"import {label}: every tensor must be made once, "
             f"but {', '.join(twice)} {'is' if len(twice) == 1 else 'are'} made more than once"
         )
-    seen = outer.union(counts)
-    missing = list(_missing(graph, seen))
+    visible = outer.union(counts)
+    missing = list(_missing(graph, visible))
     if missing:
         raise ImportModelError(
             f"import {label}: expected an initializer, input or node for each tensor; "
@@ -340,21 +364,22 @@ def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = froz
         )
     for node in graph.node:
         for inner in subgraphs(node):
-            check_names(inner, label, seen)
+            check_names(inner, label, visible)
 
 
-def _missing(graph: onnx.GraphProto, made: frozenset[str]) -> Iterator[str]:
+def _missing(graph: onnx.GraphProto, defined: frozenset[str]) -> Iterator[str]:
     for node in graph.node:
         for name in node.input:
-            if name and name not in made:
+            if name and name not in defined:
                 yield f"{name!r}, input of {describe(node)}"
     for output in graph.output:
-        if output.name not in made:
+        if output.name not in defined:
             yield f"{output.name!r}, output of the model"
 
 
 def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
-    """The nodes that outputs need, each after its producers, in the file's order if it has that.
+    """Return the nodes that the outputs need in topological order; in the file's order if that is
+    topological.
 
     Raises ImportModelError naming the nodes of a cycle.
     """
@@ -363,6 +388,8 @@ def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
     order: list[int] = []
     state: dict[int, bool] = {}  # False while open, True when done
     for root in _producers(producer, (o.name for o in graph.output)):
+        # Iterative depth-first search: graphs of tens of thousands of nodes would overflow Python's
+        # stack.
         stack = [root]
         while stack:
             at = stack[-1]
@@ -373,11 +400,11 @@ def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
                     order.append(at)
                 continue
             state[at] = False
-            for each in _producers(producer, needed[at]):
-                if state.get(each) is False:
-                    _report_cycle(graph, stack, state, each, label)
-                if each not in state:
-                    stack.append(each)
+            for dependency in _producers(producer, needed[at]):
+                if state.get(dependency) is False:
+                    _report_cycle(graph, stack, state, dependency, label)
+                if dependency not in state:
+                    stack.append(dependency)
     in_file = sorted(order)
     if all(p < at for at in in_file for p in _producers(producer, needed[at])):
         order = in_file

@@ -28,25 +28,26 @@ _IN_PYTHON = "python_message"
 
 
 def _messages() -> ModuleType:
-    """The module of the messages. It is not put where Python keeps modules, as its package is not
-    loaded: if that is later, it is run again, and protobuf gives the same classes for the same
-    messages.
+    """Return the module of the protobuf messages, loaded without the package onnx around it. It
+    stays out of sys.modules, as its package is not loaded: a later import of onnx runs it again,
+    and protobuf returns the same classes for the same messages.
     """
     package = find_spec("onnx")
-    places = package.submodule_search_locations if package is not None else None
-    found = PathFinder.find_spec(_NAME, places) if places is not None else None
-    if "onnx" in sys.modules or found is None or found.loader is None:
+    search_paths = package.submodule_search_locations if package is not None else None
+    spec = PathFinder.find_spec(_NAME, search_paths) if search_paths is not None else None
+    # Once the package is loaded, its own module is used, so that classes are not made twice.
+    if "onnx" in sys.modules or spec is None or spec.loader is None:
         return import_module("onnx")
-    made = module_from_spec(found)
+    module = module_from_spec(spec)
     with _messages_in_c():
-        found.loader.exec_module(made)
-    return made
+        spec.loader.exec_module(module)
+    return module
 
 
 @contextmanager
 def _messages_in_c() -> Iterator[None]:
-    """While protobuf is loaded, its messages in Python are imported by who uses them, where those
-    in C are there. Who imports them later has the module.
+    """Defer protobuf's pure-Python messages while protobuf is loaded, if the C implementation is
+    used. A later import of them gets the real module.
     """
     internal = import_module("google.protobuf.internal")
     kind = import_module("google.protobuf.internal.api_implementation").Type()
@@ -62,7 +63,7 @@ def _messages_in_c() -> Iterator[None]:
 
 
 class _Onnx:
-    """What the package has by a name: of its messages first."""
+    """A lazy proxy of the package onnx: names are looked up among its messages first."""
 
     def __init__(self) -> None:
         self._messages = _messages()

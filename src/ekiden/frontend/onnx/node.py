@@ -1,5 +1,5 @@
-"""A node of the model as converters see it: checked attributes, inputs as values, and ways to say
-what is unsupported.
+"""A node of the model as converters see it: checked attributes, inputs as values, and methods that
+report what is unsupported.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ Converter: TypeAlias = Callable[["Node"], Result]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the converter table.
+    """A row of the converter table: an operator since an opset, and the converter for it.
 
-    since: the first opset whose meaning `convert` has; the row of an operator with the highest
-    `since` not above the model's opset is taken: one of those in which ONNX has changed what the
-    operator means. attributes: the names it understands, separated by blanks. values: attribute ->
-    what it may be, where not everything is supported. graphs: the attributes that are graphs, which
-    the node must have. inputs: the names of those that `convert` reads, where the operator has
-    further ones, which are refused. may_ignore: those that mean nothing beside some attributes or
-    other inputs; any other that is there and that `convert` did not read is an error.
-    is_users: the row comes from `register`, and its operator may have more than its signature says.
-    stays: results of constants are no constants at import, for what passes read off the operators.
+    since: the first opset whose meaning `convert` implements; of an operator's rows the one with
+    the highest `since` not above the model's opset is used. attributes: the supported names,
+    separated by blanks. values: attribute -> its supported values, where not all are. graphs: the
+    attributes that are graphs, which the node must have. inputs: the names of those that `convert`
+    reads, where the operator has further ones, which are rejected. may_ignore: inputs without
+    effect beside some attributes or other inputs; any other input that is present and that
+    `convert` did not read is an error. is_users: the row comes from `register`, and its operator
+    may have more than its signature declares. stays: results of constant inputs are not folded at
+    import, because passes match the operators.
     """
 
     op_type: str
@@ -64,7 +64,9 @@ class Row:
 
 
 def describe(proto: onnx.NodeProto) -> str:
-    """`Conv 'layer1/conv'`; a node without a name goes by its first output."""
+    """Return "OpType 'name'" for messages, such as `Conv 'layer1/conv'`. A node without a name goes
+    by its first output.
+    """
     name = proto.name or next(filter(None, proto.output), "")
     kind = (
         f"{proto.domain}::{proto.op_type}" if proto.domain not in ("", "ai.onnx") else proto.op_type
@@ -73,7 +75,7 @@ def describe(proto: onnx.NodeProto) -> str:
 
 
 def read_attribute(proto: onnx.AttributeProto) -> Attribute:
-    """An attribute as a Python value.
+    """Return an attribute as a Python value.
 
     Raises Unsupported for lists of graphs and the like.
     """
@@ -84,6 +86,7 @@ def read_attribute(proto: onnx.AttributeProto) -> Attribute:
         case kinds.FLOAT:
             return float(proto.f)
         case kinds.STRING:
+            # A string that is not UTF-8 must not end the import.
             return str(proto.s, "utf-8", "replace")
         case kinds.INTS:
             return tuple(proto.ints)
@@ -122,8 +125,8 @@ LISTS = (_KIND.INTS, _KIND.FLOATS, _KIND.STRINGS)
 
 
 class Attributes(Mapping[str, Attribute]):
-    """The attributes of a node, each read when it is asked for: lists may have millions of
-    elements, which `array` gives without a Python object for each.
+    """A mapping of a node's attributes, each decoded on first access: lists may have millions of
+    elements, which `array` returns without a Python object for each.
     """
 
     def __init__(self, protos: Iterable[onnx.AttributeProto]) -> None:
@@ -145,7 +148,7 @@ class Attributes(Mapping[str, Attribute]):
         return len(self._protos)
 
     def array(self, name: str) -> Array:
-        """A list of numbers; of strings, as bytes."""
+        """Return a list of numbers as an array; a list of strings as an array of strings."""
         proto, kinds = self._protos[name], onnx.AttributeProto
         match proto.type:
             case kinds.INTS:
@@ -155,12 +158,12 @@ class Attributes(Mapping[str, Attribute]):
         return np.array(self[name])
 
     def strings(self, name: str) -> Iterable[bytes]:
-        """A list of strings as they are held."""
+        """Return a list of strings undecoded."""
         return self._protos[name].strings  # type: ignore[no-any-return]
 
 
 class Node(common.Node):
-    """A node of ONNX: with its attributes, the graphs inside it and the names around it."""
+    """A node of ONNX with its attributes, its subgraphs and the names visible to it."""
 
     def __init__(
         self,
@@ -173,8 +176,17 @@ class Node(common.Node):
         named: Callable[[str], Value | None] | None = None,
         makers: Mapping[str, onnx.NodeProto] | None = None,
     ) -> None:
-        """`nest` makes a graph of an attribute one that can be imported in place, `named` finds a
-        value of the graph around the node, `makers` the node of that graph that made it.
+        """Create a node.
+
+        Args:
+            proto: the node's message.
+            opset: the version of its domain.
+            attributes: name -> value.
+            inputs: the values of its inputs; None where one is absent.
+            scope: the scope of the import.
+            nest: makes an attribute's graph importable in place.
+            named: looks up a value of the enclosing graph.
+            makers: tensor name -> the node of the enclosing graph that produces it.
         """
         super().__init__(describe(proto), inputs, scope, proto.output)
         self._nest, self._named, self._makers = nest, named, makers or {}
@@ -185,31 +197,33 @@ class Node(common.Node):
     def with_inputs(
         self, inputs: Sequence[Value | None], attributes: Mapping[str, Attribute] | None = None
     ) -> Self:
-        """The same node of other inputs, and other attributes if they are given."""
-        made = super().with_inputs(inputs)
+        """Return the same node with other inputs, and with other attributes if they are given."""
+        copied = super().with_inputs(inputs)
         if attributes is not None:
-            made._attributes = attributes
-        return made
+            copied._attributes = attributes
+        return copied
 
     def maker(self, index: int) -> onnx.NodeProto | None:
-        """The node of the same graph that made an input of the model's node, if one did. The input
-        counts as read: who asks takes what the node was made of."""
+        """Return the node of the same graph that produced an input of the model's node, if one did.
+        The input counts as read, because callers use the producer's inputs in its place.
+        """
         self.inputs.read.add(index)
         names = self.proto.input
         return self._makers.get(names[index]) if index < len(names) else None
 
     def named(self, name: str) -> Value:
-        """A value of the graph around the node, by its name."""
-        found = None if self._named is None else self._named(name)
-        return self.unsupported(f"there is no tensor {name!r} yet") if found is None else found
+        """Return a value of the enclosing graph by its name."""
+        value = None if self._named is None else self._named(name)
+        return self.unsupported(f"there is no tensor {name!r} yet") if value is None else value
 
     @property
     def op_type(self) -> str:
-        """The operator's name."""
+        """Return the operator's name."""
         return str(self.proto.op_type)
 
     def length_of(self, name: str) -> int | None:
         """Return the length of an attribute that is a list; None for one that is absent or none."""
+        # Counted on the message, without decoding lists that may have millions of elements.
         lists = (a for a in self.proto.attribute if a.name == name)
         attribute = next(lists, None) if name in self._attributes else None
         if attribute is None or attribute.type not in LISTS:
@@ -219,78 +233,86 @@ class Node(common.Node):
     # Attributes: each reader gives the default when the attribute is absent.
 
     def has(self, name: str) -> bool:
-        """Whether the node sets an attribute."""
+        """Return whether the node sets an attribute."""
         return name in self._attributes
 
     def get_int(self, name: str, default: int = 0) -> int:
-        """An integer attribute."""
-        found = self._attributes.get(name, default)
-        return found if isinstance(found, int) else self._bad(name, "an integer", found)
+        """Return an integer attribute."""
+        value = self._attributes.get(name, default)
+        return value if isinstance(value, int) else self._bad(name, "an integer", value)
 
     def get_float(self, name: str, default: float | np.float32) -> float:
-        """A float attribute: the nearest float32, as the model holds it."""
-        found = self._attributes.get(name, default)
+        """Return a float attribute: the nearest float32, as the model stores it."""
+        value = self._attributes.get(name, default)
         return (
-            float(found)
-            if isinstance(found, (int, float, np.floating))
-            else self._bad(name, "a float", found)
+            float(value)
+            if isinstance(value, (int, float, np.floating))
+            else self._bad(name, "a float", value)
         )
 
     def get_number(self, name: str) -> float:
-        """A float attribute that must be there."""
+        """Return a float attribute that must be present."""
         return self.get_float(name, 0.0)
 
     def get_string(self, name: str, default: str) -> str:
-        """A string attribute."""
-        found = self._attributes.get(name, default)
-        return found if isinstance(found, str) else self._bad(name, "a string", found)
+        """Return a string attribute."""
+        value = self._attributes.get(name, default)
+        return value if isinstance(value, str) else self._bad(name, "a string", value)
 
     def get_ints(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """A list of integers. Without a default the attribute must be there."""
-        found = self._attributes.get(name, default)
-        if not isinstance(found, tuple) or not all(isinstance(v, int) for v in found):
-            self._bad(name, "a list of integers", found)
-        return tuple(v for v in found if isinstance(v, int))
+        """Return a list of integers. Without a default the attribute must be present."""
+        value = self._attributes.get(name, default)
+        if not isinstance(value, tuple) or not all(isinstance(v, int) for v in value):
+            self._bad(name, "a list of integers", value)
+        return tuple(v for v in value if isinstance(v, int))
 
     def get_floats(self, name: str) -> tuple[float, ...]:
-        """A list of floats that must be there."""
-        found = self._attributes.get(name)
-        if not isinstance(found, tuple) or not all(isinstance(v, (int, float)) for v in found):
-            self._bad(name, "a list of floats", found)
-        return tuple(float(v) for v in found if isinstance(v, (int, float)))
+        """Return a list of floats that must be present."""
+        value = self._attributes.get(name)
+        if not isinstance(value, tuple) or not all(isinstance(v, (int, float)) for v in value):
+            self._bad(name, "a list of floats", value)
+        return tuple(float(v) for v in value if isinstance(v, (int, float)))
 
     def get_strings(self, name: str) -> tuple[str, ...]:
-        """A list of strings; an empty one if it is absent."""
-        found = self._attributes.get(name, ())
-        if not isinstance(found, tuple) or not all(isinstance(v, str) for v in found):
-            self._bad(name, "a list of strings", found)
-        return tuple(v for v in found if isinstance(v, str))
+        """Return a list of strings; an empty one if the attribute is absent."""
+        value = self._attributes.get(name, ())
+        if not isinstance(value, tuple) or not all(isinstance(v, str) for v in value):
+            self._bad(name, "a list of strings", value)
+        return tuple(v for v in value if isinstance(v, str))
 
     def int_array(self, name: str) -> Array:
-        """A list of integers, of any length, as an array; an empty one if it is absent."""
+        """Return a list of integers, of any length, as an int64 array; an empty one if it is
+        absent.
+        """
         return self._list(name, "a list of integers", np.int64)
 
     def float_array(self, name: str) -> Array:
-        """A list of floats, of any length, as an array; an empty one if it is absent."""
+        """Return a list of floats, of any length, as a float32 array; an empty one if it
+        is absent.
+        """
         return self._list(name, "a list of floats", np.float32)
 
     def _list(self, name: str, expected: str, dtype: type) -> Array:
         if name not in self._attributes:
             return np.zeros(0, dtype)
-        given = self._attributes
-        found = given.array(name) if isinstance(given, Attributes) else np.array(given[name])
-        if found.ndim != 1 or (found.size and found.dtype != dtype):
+        attributes = self._attributes
+        elements = (
+            attributes.array(name)
+            if isinstance(attributes, Attributes)
+            else np.array(attributes[name])
+        )
+        if elements.ndim != 1 or (elements.size and elements.dtype != dtype):
             self._bad(name, expected, self._attributes[name])
-        return found.astype(dtype, copy=False)
+        return elements.astype(dtype, copy=False)
 
     def string_numbers(self, name: str, numbers: Mapping[str, int]) -> Array:
-        """A list of strings, of any length, as the numbers that a table has for them. Raises
-        Unsupported naming one that it has not.
+        """Return a list of strings, of any length, as the int64 numbers that a table maps them to.
+        Raises Unsupported naming a string that the table lacks.
         """
-        given = self._attributes
+        attributes = self._attributes
         words: Iterable[bytes]
-        if isinstance(given, Attributes) and name in given:
-            words = given.strings(name)
+        if isinstance(attributes, Attributes) and name in attributes:
+            words = attributes.strings(name)
         else:
             words = [w.encode() for w in self.get_strings(name)]
         table = {word.encode(): number for word, number in numbers.items()}
@@ -302,17 +324,17 @@ class Node(common.Node):
             return self.unsupported(f"{name!r} must hold {allowed}, got {word!r}")
 
     def get_tensor(self, name: str) -> Array | None:
-        """A tensor attribute, or None."""
-        found = self._attributes.get(name)
-        return found if isinstance(found, np.ndarray) else None
+        """Return a tensor attribute, or None."""
+        value = self._attributes.get(name)
+        return value if isinstance(value, np.ndarray) else None
 
     def body(self, name: str) -> Body:
-        """A graph that must be there."""
-        found = self._attributes.get(name)
-        if not isinstance(found, onnx.GraphProto) or self._nest is None:
-            self._bad(name, "a graph", found)
-        return self._nest(found)
+        """Return a subgraph attribute that must be present, importable in place."""
+        value = self._attributes.get(name)
+        if not isinstance(value, onnx.GraphProto) or self._nest is None:
+            self._bad(name, "a graph", value)
+        return self._nest(value)
 
-    def _bad(self, name: str, expected: str, found: object) -> NoReturn:
-        came = "nothing" if found is None else reprlib.repr(found)
+    def _bad(self, name: str, expected: str, value: object) -> NoReturn:
+        came = "nothing" if value is None else reprlib.repr(value)
         raise Unsupported(f"attribute {name!r} must be {expected}, got {came}")

@@ -1,9 +1,9 @@
-"""Regular expressions as tables: a deterministic automaton over the bytes of UTF-8, so that
-matching takes time in proportion to the text whatever the pattern.
+r"""Compiler of regular expressions to tables of a deterministic finite automaton over UTF-8 bytes,
+so that matching takes time linear in the text for every pattern.
 
-The syntax is RE2's, less scripts (\\p{Greek}), \\Q and flags but i and s. What looks at neighbours
-(^, $, \\b, \\B) is a condition on the byte before and the one behind: a state remembers what kind
-the byte before was, and a move knows the one behind.
+The syntax is RE2's, without scripts (\\p{Greek}), \\Q and flags other than i and s. Zero-width
+assertions (^, $, \\b, \\B) are conditions on the byte before and the byte after: a state remembers
+the class of the byte before, and a transition knows that of the byte after.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def unicode_class(name: str) -> Ranges | None:
     """Return the characters of a general category of Unicode, `Lu`, or of all that begin with a
     letter, `L`; None for what is none.
     """
+    # Cached, because it visits all 1,114,112 code points.
     every = map(unicodedata.category, map(chr, range(LAST + 1)))
     ranges: list[tuple[int, int]] = []
     start = -1
@@ -79,28 +80,28 @@ _START, _END, _LETTER, _OTHER = range(4)
 
 
 def _holds(condition: str, before: int, behind: int) -> bool:
-    """Whether a condition holds between two neighbours."""
+    """Return whether an assertion holds between two neighbouring bytes."""
     if condition in "^$":
         return before == _START if condition == "^" else behind == _END
     return ((before == _LETTER) != (behind == _LETTER)) == (condition == "b")
 
 
 class RegexError(ValueError):
-    """A pattern that cannot be read, or is beyond what is supported."""
+    """An error: the pattern cannot be parsed, or uses what is not supported."""
 
 
 def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """All characters that are in none of the ranges."""
-    found, start = [], 0
+    """Return the complement of the ranges: all characters that are in none of them."""
+    gaps, start = [], 0
     for low, high in sorted(ranges):
         if low > start:
-            found.append((start, low - 1))
+            gaps.append((start, low - 1))
         start = max(start, high + 1)
-    return (*found, (start, LAST)) if start <= LAST else tuple(found)
+    return (*gaps, (start, LAST)) if start <= LAST else tuple(gaps)
 
 
 def _both_cases(ranges: Ranges) -> Ranges:
-    """With the other case of ASCII letters."""
+    """Return the ranges with the other case of ASCII letters added."""
     more = []
     for low, high in ranges:
         for first, last, shift in ((65, 90, 32), (97, 122, -32)):
@@ -110,7 +111,7 @@ def _both_cases(ranges: Ranges) -> Ranges:
 
 
 class _Parser:
-    """Reads a pattern from left to right."""
+    """A recursive-descent parser of a pattern."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern, self.at, self.depth = pattern, 0, 0
@@ -120,39 +121,39 @@ class _Parser:
         """Raise RegexError for what stands here."""
         raise RegexError(f"pattern {self.pattern!r}: {what} at position {self.at}")
 
-    def take(self, wanted: str) -> bool:
-        """Whether the text stands here; it is then behind."""
-        found = self.pattern.startswith(wanted, self.at)
-        self.at += len(wanted) if found else 0
-        return found
+    def take(self, text: str) -> bool:
+        """Return whether the text comes next, and consume it if so."""
+        is_next = self.pattern.startswith(text, self.at)
+        self.at += len(text) if is_next else 0
+        return is_next
 
     def next(self) -> str:
-        """The next character."""
+        """Consume and return the next character."""
         if self.at >= len(self.pattern):
             self.fail("more expected")
         self.at += 1
         return self.pattern[self.at - 1]
 
     def whole(self) -> Tree:
-        """The tree of the pattern."""
-        found = self.choice()
+        """Parse the pattern and return its tree."""
+        tree = self.choice()
         if self.at < len(self.pattern):
             self.fail("unexpected ')'")
-        return found
+        return tree
 
     def choice(self) -> Tree:
-        """Alternatives."""
+        """Parse alternatives."""
         self.depth += 1
         if self.depth > MOST_NESTED:
             self.fail(f"more than {MOST_NESTED} nested groups")
-        ways = [self.chain()]
+        alternatives = [self.chain()]
         while self.take("|"):
-            ways.append(self.chain())
+            alternatives.append(self.chain())
         self.depth -= 1
-        return ways[0] if len(ways) == 1 else ("alt", ways)
+        return alternatives[0] if len(alternatives) == 1 else ("alt", alternatives)
 
     def chain(self) -> Tree:
-        """Items one after the other."""
+        """Parse a concatenation of items."""
         items: list[Tree] = []
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
             condition = next((c for c in _CONDITIONS if self.take(c)), None)
@@ -162,7 +163,7 @@ class _Parser:
         return ("cat", items)
 
     def repeated(self, tree: Tree) -> Tree:
-        """An item with what says how often."""
+        """Parse the quantifiers behind an item and return the quantified tree."""
         while self.at < len(self.pattern):
             if self.take("*"):
                 tree = ("rep", tree, 0, None)
@@ -170,47 +171,49 @@ class _Parser:
                 tree = ("rep", tree, 1, None)
             elif self.take("?"):
                 tree = ("rep", tree, 0, 1)
-            elif (found := self.counts()) is not None:
-                tree = ("rep", tree, *found)
+            elif (bounds := self.counts()) is not None:
+                tree = ("rep", tree, *bounds)
             else:
                 break
             self.take("?")  # which match is preferred makes no difference to whether there is one
         return tree
 
     def counts(self) -> tuple[int, int | None] | None:
-        """{2}, {2,} or {2,5}; anything else in braces is itself."""
+        """Parse {2}, {2,} or {2,5} and return its bounds. Return None for anything else in braces,
+        which stands for itself.
+        """
         end = self.pattern.find("}", self.at)
         low, comma, high = self.pattern[self.at + 1 : end].partition(",")
         is_one = self.pattern.startswith("{", self.at) and end > 0 and low.isdecimal()
         if not is_one or (high and not high.isdecimal()):
             return None
         self.at = end + 1
-        most = int(low) if not comma else int(high) if high else None
-        if int(low) > 1000 or (most is not None and not int(low) <= most <= 1000):
+        upper = int(low) if not comma else int(high) if high else None
+        if int(low) > 1000 or (upper is not None and not int(low) <= upper <= 1000):
             self.fail("a count of at most 1000 expected")
-        return int(low), most
+        return int(low), upper
 
     def item(self) -> Tree:
-        """A character, a class or a group."""
-        each = self.next()
-        if each == "(":
+        """Parse a character, a class or a group."""
+        char = self.next()
+        if char == "(":
             return self.group()
-        if each == "[":
+        if char == "[":
             return self.letters(self.bracket())
-        if each == ".":
+        if char == ".":
             return ("set", _others(() if self.dot_takes_all else ((10, 10),)))
-        if each == "\\":
+        if char == "\\":
             return self.letters(self.escape())
-        if each in "*+?":
-            self.fail(f"nothing before {each!r}")
-        return self.letters(((ord(each), ord(each)),))
+        if char in "*+?":
+            self.fail(f"nothing before {char!r}")
+        return self.letters(((ord(char), ord(char)),))
 
     def letters(self, ranges: Ranges) -> Tree:
-        """One of these characters."""
+        """Return the tree that matches one of these characters."""
         return ("set", _both_cases(ranges) if self.ignores_case else ranges)
 
     def group(self) -> Tree:
-        """What stands in parentheses; its flags end with it."""
+        """Parse the inside of parentheses; flags set there end with the group."""
         before = self.ignores_case, self.dot_takes_all
         if self.take("?"):
             if self.take("P<") or self.take("<"):
@@ -220,35 +223,35 @@ class _Parser:
                 self.at = end + 1
             elif not self.take(":") and self.flags():
                 return ("cat", [])
-        found = self.choice()
+        tree = self.choice()
         if not self.take(")"):
             self.fail("')' expected")
         self.ignores_case, self.dot_takes_all = before
-        return found
+        return tree
 
     def flags(self) -> bool:
-        """Flags; whether they are the whole group, and hold for what follows it."""
+        """Parse flags; return whether they are the whole group, and so hold for what follows it."""
         value = True
-        while (each := self.next()) not in ":)":
-            if each == "i":
+        while (char := self.next()) not in ":)":
+            if char == "i":
                 self.ignores_case = value
-            elif each == "s":
+            elif char == "s":
                 self.dot_takes_all = value
-            elif each == "-":
+            elif char == "-":
                 value = False
             else:
-                self.fail(f"the unsupported flag {each!r}")
-        return each == ")"
+                self.fail(f"the unsupported flag {char!r}")
+        return char == ")"
 
     def escape(self) -> Ranges:
-        """What a backslash begins."""
-        each = self.next()
-        if each.lower() in _CLASSES:
-            found = _CLASSES[each.lower()]
-            return found if each.islower() else _others(found)
-        if each in "pP":
-            return self.unicode(each == "P")
-        if each == "x":
+        """Parse what a backslash begins."""
+        char = self.next()
+        if char.lower() in _CLASSES:
+            char_class = _CLASSES[char.lower()]
+            return char_class if char.islower() else _others(char_class)
+        if char in "pP":
+            return self.unicode(char == "P")
+        if char == "x":
             end = self.pattern.find("}", self.at) if self.take("{") else self.at + 2
             digits = self.pattern[self.at : end]
             self.at = end + self.pattern.startswith("}", end)
@@ -257,14 +260,16 @@ class _Parser:
             except ValueError:
                 self.fail("hexadecimal digits expected")
             return ((min(point, LAST), min(point, LAST)),)
-        if each in _ESCAPES:
-            return ((_ESCAPES[each],) * 2,)
-        if each.isalnum():
-            self.fail(f"the unsupported escape '\\{each}'")
-        return ((ord(each), ord(each)),)
+        if char in _ESCAPES:
+            return ((_ESCAPES[char],) * 2,)
+        if char.isalnum():
+            self.fail(f"the unsupported escape '\\{char}'")
+        return ((ord(char), ord(char)),)
 
     def unicode(self, negated: bool) -> Ranges:
-        """The characters of a category of Unicode: \\pL, \\p{Lu}, \\p{^Lu}."""
+        r"""Parse a Unicode general category, \\pL, \\p{Lu} or \\p{^Lu}, and return its
+        characters.
+        """
         name = self.next()
         if name == "{":
             end = self.pattern.find("}", self.at)
@@ -281,9 +286,9 @@ class _Parser:
         return _others(ranges) if negated else ranges
 
     def bracket(self) -> Ranges:
-        """The characters of a class in brackets."""
+        """Parse a bracketed character class and return its characters."""
         negated = self.take("^")
-        found: list[tuple[int, int]] = []
+        char_ranges: list[tuple[int, int]] = []
         first = True
         while first or not self.take("]"):
             first = False
@@ -293,7 +298,7 @@ class _Parser:
                 if name.removeprefix("^") not in _NAMED:
                     self.fail("the name of a class of characters expected")
                 named = _NAMED[name.removeprefix("^")]
-                found += _others(named) if name.startswith("^") else named
+                char_ranges += _others(named) if name.startswith("^") else named
                 self.at = end + 2
                 continue
             low = self.one()
@@ -303,20 +308,25 @@ class _Parser:
                 if len(high) != 1 or high[0][1] < low[0][0]:
                     self.fail("a range of characters expected")
                 low = ((low[0][0], high[0][1]),)
-            found += low
-        ranges = tuple(found)
+            char_ranges += low
+        # Case folding precedes negation: [^a] with the flag i excludes A, too.
+        ranges = tuple(char_ranges)
         if negated:
             return _others(_both_cases(ranges) if self.ignores_case else ranges)
         return ranges
 
     def one(self) -> Ranges:
-        """A character of a class, or a class of its own."""
-        each = self.next()
-        return self.escape() if each == "\\" else ((ord(each), ord(each)),)
+        """Parse a member of a bracketed class: a character or a class escape."""
+        char = self.next()
+        return self.escape() if char == "\\" else ((ord(char), ord(char)),)
 
 
 def byte_sequences(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
-    """The characters from `low` to `high` as sequences of ranges of bytes."""
+    """Yield sequences of byte ranges that match the UTF-8 encodings of the characters from `low` to
+    `high`.
+    """
+    # Split at the encoded lengths and then at aligned blocks, so that each byte position is one
+    # range (the construction of RE2's and Rust's utf8-ranges).
     for bound in (0x7F, 0x7FF, 0xFFFF):
         if low <= bound < high:
             yield from byte_sequences(low, bound)
@@ -337,15 +347,15 @@ def byte_sequences(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
 
 @dataclass
 class _Graph:
-    """A nondeterministic automaton: free moves, some under a condition, and moves on ranges of
-    bytes.
+    """A nondeterministic finite automaton with epsilon transitions, some of them conditional, and
+    transitions on byte ranges (Thompson's construction).
     """
 
     free: list[list[tuple[str, int]]] = field(default_factory=list)
     moves: list[list[tuple[int, int, int]]] = field(default_factory=list)
 
     def state(self) -> int:
-        """A new state."""
+        """Add a state and return its number."""
         if len(self.free) >= 10 * MOST_STATES:
             raise RegexError(f"the pattern needs more than {10 * MOST_STATES} states")
         self.free.append([])
@@ -353,47 +363,51 @@ class _Graph:
         return len(self.free) - 1
 
     def add(self, tree: Tree, start: int) -> int:
-        """Put a tree behind a state; where it ends. Depth is bounded by MOST_NESTED."""
+        """Append a tree behind a state; return the state where it ends. Recursion depth is bounded
+        by MOST_NESTED.
+        """
         match tree:
             case ("set", ranges):
                 return self._set(ranges, start)  # type: ignore[arg-type]
-            case ("cat", list(parts)):
-                for each in parts:
-                    start = self.add(each, start)
+            case ("cat", list(subtrees)):
+                for subtree in subtrees:
+                    start = self.add(subtree, start)
                 return start
-            case ("alt", list(parts)):
+            case ("alt", list(subtrees)):
                 end = self.state()
-                for each in parts:
-                    self._free(self.add(each, start), end)
+                for subtree in subtrees:
+                    self._free(self.add(subtree, start), end)
                 return end
-            case ("rep", tuple(inner), int(least), most):
-                return self._repeat(inner, start, least, most)  # type: ignore[arg-type]
+            case ("rep", tuple(inner), int(min_count), max_count):
+                return self._repeat(inner, start, min_count, max_count)  # type: ignore[arg-type]
             case ("if", str(condition)):
                 return self._free(start, self.state(), condition)
         raise AssertionError(f"not a tree: {tree!r}")
 
     def _set(self, ranges: Ranges, start: int) -> int:
         end = self.state()
+        # Equal suffixes share a state, as in RE2, which bounds the automata of large Unicode
+        # classes.
         behind: dict[tuple[tuple[int, int], ...], int] = {(): end}  # what is left: one state each
         for low, high in ranges:
             for sequence in byte_sequences(low, high):
                 for cut in range(len(sequence) - 1, 0, -1):
-                    left = tuple(sequence[cut:])
-                    if left not in behind:
-                        behind[left] = self.state()
-                        self.moves[behind[left]].append((*left[0], behind[left[1:]]))
+                    suffix = tuple(sequence[cut:])
+                    if suffix not in behind:
+                        behind[suffix] = self.state()
+                        self.moves[behind[suffix]].append((*suffix[0], behind[suffix[1:]]))
                 self.moves[start].append((*sequence[0], behind[tuple(sequence[1:])]))
         return end
 
-    def _repeat(self, tree: Tree, start: int, least: int, most: int | None) -> int:
-        for _ in range(least):
+    def _repeat(self, tree: Tree, start: int, min_count: int, max_count: int | None) -> int:
+        for _ in range(min_count):
             start = self.add(tree, start)
-        if most is None:
+        if max_count is None:
             inside = self._free(start, self.state())
             self._free(self.add(tree, inside), inside)
             return self._free(inside, self.state())
         end = self.state()
-        for _ in range(most - least):
+        for _ in range(max_count - min_count):
             self._free(start, end)
             start = self.add(tree, self._free(start, self.state()))
         return self._free(start, end)
@@ -403,14 +417,14 @@ class _Graph:
         return end
 
     def reached(self, states: Iterable[int], before: int, behind: int) -> frozenset[int]:
-        """The states and all that free moves reach between these neighbours."""
-        found, waiting = set(states), list(states)
+        """Return the epsilon closure of the states between these neighbouring bytes."""
+        closure, waiting = set(states), list(states)
         while waiting:
-            for condition, each in self.free[waiting.pop()]:
-                if each not in found and (not condition or _holds(condition, before, behind)):
-                    found.add(each)
-                    waiting.append(each)
-        return frozenset(found)
+            for condition, target in self.free[waiting.pop()]:
+                if target not in closure and (not condition or _holds(condition, before, behind)):
+                    closure.add(target)
+                    waiting.append(target)
+        return frozenset(closure)
 
     def steps(self, states: Iterable[int], kind_of: Sequence[int]) -> list[set[int]]:
         """Return the states that each kind of bytes leads to. Moves are on whole kinds."""
@@ -423,10 +437,14 @@ class _Graph:
 
 
 def automaton(pattern: str) -> tuple[Array, Array, Array]:
-    """(moves int32 [states, kinds], kinds int32 [256], accepts bool [states]) of the automaton that
-    accepts what the whole pattern matches; it begins in state 0.
+    """Return the tables of the deterministic automaton that accepts what the whole pattern matches;
+    it begins in state 0.
 
-    Raises RegexError for a pattern that is wrong, unsupported or too large.
+    Returns:
+        moves int32 [states, kinds], kinds int32 [256] (the byte classes), accepts bool [states].
+
+    Raises:
+        RegexError: the pattern is wrong, unsupported or too large.
     """
     graph = _Graph()
     start = graph.state()
@@ -436,6 +454,8 @@ def automaton(pattern: str) -> tuple[Array, Array, Array]:
     samples = [int(b) for b in np.unique(kinds, return_index=True)[1]]
     sides = [_side(b) for b in samples]
     kind_of = kinds.tolist()
+    # Subset construction (Rabin and Scott 1959), with the class of the byte before as part of the
+    # state.
     states: dict[tuple[frozenset[int], int], int] = {(frozenset([start]), _START): 0}
     table, accepts, visits = [], [], 0
     for held, before in _growing(states):
@@ -445,7 +465,7 @@ def automaton(pattern: str) -> tuple[Array, Array, Array]:
             for side in {*sides, _END}
             if looks or side == _END
         }
-        steps = {side: graph.steps(found, kind_of) for side, found in reached.items()}
+        steps = {side: graph.steps(closure, kind_of) for side, closure in reached.items()}
         visits += sum(map(len, reached.values()))
         visits += sum(len(targets) for by_kind in steps.values() for targets in by_kind)
         if visits > MOST_VISITS:
@@ -464,19 +484,23 @@ def _side(byte: int) -> int:
 
 
 def _growing(states: dict[_Key, int]) -> Iterator[_Key]:
-    """The keys of a dictionary to which others are added meanwhile."""
+    """Yield the keys of a dictionary that grows during the iteration. Raises RegexError beyond
+    MOST_STATES.
+    """
     done = 0
     while done < len(states):
         fresh = list(states)[done:]
-        for each in fresh:
+        for key in fresh:
             if len(states) > MOST_STATES:
                 raise RegexError(f"the pattern needs more than {MOST_STATES} states")
-            yield each
+            yield key
         done += len(fresh)
 
 
 def _kinds(moves: Sequence[Sequence[tuple[int, int, int]]]) -> Array:
-    """Bytes that no move tells apart are of one kind."""
+    """Return the equivalence class of each byte, int32 [256]: bytes that no transition
+    distinguishes share one.
+    """
     starts = np.zeros(257, np.int32)
     for low, high, _ in (m for row in moves for m in row):
         starts[low] = starts[high + 1] = 1

@@ -1,4 +1,4 @@
-"""The converter table: (domain, operator) -> its rows, made of the rows of each family."""
+"""The converter table: (domain, operator) -> its rows, loaded lazily by family."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ FAMILIES = "ekiden.frontend.onnx.converters"
 
 
 class Converters(Table[tuple[str, str], tuple[Row, ...]]):
-    """The rows of those families whose operators were asked for; all rows where it is asked which
-    there are."""
+    """A table of converter rows that loads a family's module when one of its operators is looked
+    up, and all of them when it is iterated.
+    """
 
     __slots__ = ()
 
@@ -24,16 +25,17 @@ class Converters(Table[tuple[str, str], tuple[Row, ...]]):
         self.row_modules = {key_of(op): home for home, ops in ROWS.items() for op in ops.split()}
 
     def load(self, home: str) -> None:
-        """Have the rows of a family; threads may at the same time, and what a user has registered
-        stays.
+        """Load the rows of a family. Several threads may do so at once; rows that a user has
+        registered are not overwritten.
         """
-        found: dict[tuple[str, str], tuple[Row, ...]] = {}
+        by_operator: dict[tuple[str, str], tuple[Row, ...]] = {}
         for row in load_module(f"{FAMILIES}.{home}").ROWS:
             key = (row.domain, row.op_type)
-            have = found.get(key, ())
+            have = by_operator.get(key, ())
             assert all(r.since != row.since for r in have), f"{key} since {row.since} has two rows"
-            found[key] = (*have, row)
-        for key, rows in found.items():
+            by_operator[key] = (*have, row)
+        for key, rows in by_operator.items():
+            # setdefault, so that rows that a user registered before the family was loaded are kept.
             self.setdefault(key, rows)
 
     def load_all(self) -> None:
@@ -43,7 +45,7 @@ class Converters(Table[tuple[str, str], tuple[Row, ...]]):
 
 
 def key_of(op: str) -> tuple[str, str]:
-    """Domain and operator, as "domain:Operator" says them; ONNX's own have no domain there."""
+    """Return (domain, operator) of "domain:Operator"; the domain is "" for ONNX's own operators."""
     domain, _, name = op.rpartition(":")
     return domain, name
 
@@ -55,32 +57,39 @@ TABLE = Converters()
 def register(
     domain: str, op: str, *, since: int = 1, attributes: str = "", override: bool = False
 ) -> Callable[[Converter], Converter]:
-    """A decorator that teaches the import an operator of a model:
+    """Return a decorator that registers a converter for an operator:
 
         @ekiden.frontend.onnx.register("com.example", "Scale", attributes="factor")
         def scale(node):
             return relay.op.multiply(node.expr(0), relay.const(node.get_float("factor", 1.0)))
 
-    The function gets a Node (see ekiden.frontend.onnx.node) and gives a Relay expression, or a list
-    of one for each output. `since` is the first version of the domain whose meaning it has;
-    `attributes` are the names it understands, separated by blanks.
+    The function receives a Node (see ekiden.frontend.onnx.node) and returns a Relay expression, or
+    a list of one for each output.
 
-    Raises ValueError where that operator and version have a row, unless `override` is set.
+    Args:
+        domain: the operator's domain; "" or "ai.onnx" for ONNX's own.
+        op: the operator's name.
+        since: the first version of the domain whose meaning the converter implements.
+        attributes: the supported names, separated by blanks.
+        override: whether an existing row of that operator and version is replaced.
+
+    Raises:
+        ValueError: that operator and version have a row, and `override` is not set.
     """
 
     def add(convert: Converter) -> Converter:
-        """Sets the row of the version, and has the converter remembered as the user's own."""
+        """Set the row of the version, and record the converter as a user's extension."""
         key = ("" if domain == "ai.onnx" else domain, op)
         have = TABLE.get(key) or ()
-        others = tuple(r for r in have if r.since != since)
-        if len(others) < len(have) and not override:
+        other_versions = tuple(r for r in have if r.since != since)
+        if len(other_versions) < len(have) and not override:
             raise ValueError(
                 f"register {op!r} of domain {domain!r}: version {since} is there; "
                 "say override=True to replace it"
             )
         note_extension(convert)
         row = Row(op, convert, since, attributes, domain=key[0], is_users=True)
-        TABLE[key] = (*others, row)
+        TABLE[key] = (*other_versions, row)
         return convert
 
     return add

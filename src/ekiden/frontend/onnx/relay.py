@@ -21,23 +21,28 @@ def from_onnx(
     opset: int | None = None,
     freeze_params: bool = True,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """A module, and no parameters: the weights are constants in it. With `freeze_params=False` they
-    are parameters of `main` by their names in the model, and their values are given beside it.
+    """Import an ONNX model and return the module and its parameters, as TVM's function does.
 
-    `shape` replaces the declared shapes of inputs by name, `opset` the version that the model
-    states.
+    Weights are constants in the module and the parameters are empty; with `freeze_params=False` the
+    weights are parameters of `main` by their names in the model, and their values are returned.
+
+    Args:
+        model: a ModelProto, path or bytes.
+        shape: input name -> shape that replaces the declared one.
+        opset: overrides the version that the model states.
+        freeze_params: whether weights become constants.
     """
     frontend("onnx").check_model(model, "from_onnx")
-    made = import_onnx(model, shape, opset, freeze_params)
-    params, module = made.params, _unnamed(made).as_module()
+    imported = import_onnx(model, shape, opset, freeze_params)
+    params, module = imported.params, _unnamed(imported).as_module()
     return module, {name: tensor(value) for name, value in params.items()}
 
 
-def _unnamed(made: ImportedModule) -> ImportedModule:
-    """Without what would not hold any more once parameters are constants: the names of inputs are
-    then those of the variables.
+def _unnamed(imported: ImportedModule) -> ImportedModule:
+    """Drop the input names where there are parameters: once these are bound as constants the names
+    no longer match, and inputs go by the names of the variables.
     """
-    return replace(made, params={}, input_names=()) if made.params else made
+    return replace(imported, params={}, input_names=()) if imported.params else imported
 
 
 __all__ = ["from_onnx"]

@@ -1,7 +1,7 @@
 """Shape arithmetic at import: nodes whose inputs are known are evaluated here, by the rules of
 ekiden.frontend.common.arithmetic.
 
-An evaluator gets the node and the elements of its inputs, those that are there, and gives those of
+An evaluator receives the node and the elements of its present inputs, and returns the elements of
 its output, or None to leave the node to its converter.
 """
 
@@ -34,7 +34,9 @@ Evaluator = Callable[[Node, Sequence[Array]], Array | None]
 
 
 def evaluate(node: Node) -> Value | None:
-    """The output of a node that is known at import; None if it has to be computed at run time."""
+    """Return the output of a node that is known at import; None if it must be computed at
+    run time.
+    """
     if node.op_type == "Shape":
         return rules.shape_of(node.shape(0)[node.get_int("start", 0) : _end(node)])
     if node.op_type == "Size":
@@ -52,8 +54,8 @@ def evaluate(node: Node) -> Value | None:
 
 
 def followed(node: Node, result: Value) -> Value:
-    """The output of a node that was computed from data, with what is known of its elements; a known
-    value where that is all of them.
+    """Return the output of a node that was computed from run-time data, annotated with what is
+    known of its elements; a known value where all elements are.
     """
     evaluator = EVALUATORS.get(node.op_type)
     if evaluator is None or result.is_text:
@@ -62,7 +64,9 @@ def followed(node: Node, result: Value) -> Value:
 
 
 def fold(node: Node, result: Result) -> Result:
-    """What a converter made of small constants, evaluated; anything else as it is."""
+    """Evaluate a converter's result if its operands are small constants; return anything else
+    unchanged.
+    """
     return rules.fold(node.scope, node.inputs, result)
 
 
@@ -82,8 +86,9 @@ def _end(node: Node) -> int | None:
 
 def _size(node: Node) -> Value | None:
     total: PrimExpr = prim.const(1)
-    for each in node.shape(0):
-        total = total * each
+    for extent in node.shape(0):
+        total = total * extent
+    # A product with an unknown dimension is not an expression; the run computes it.
     if any(isinstance(d, prim.AnyDim) for d in node.shape(0)):
         return None
     return known(np.array(total, object), "int64")
@@ -91,7 +96,7 @@ def _size(node: Node) -> Value | None:
 
 def _plain(rule: Rule) -> Evaluator:
     def evaluator(node: Node, inputs: Sequence[Array]) -> Array | None:
-        """The rule, of inputs whose shapes broadcast."""
+        """Apply the rule to inputs whose shapes broadcast."""
         try:
             np.broadcast_shapes(*(i.shape for i in inputs))
         except ValueError:
@@ -120,7 +125,9 @@ def _axis(node: Node, rank: int) -> int:
 
 
 def _constant_axes(node: Node, inputs: Sequence[Array]) -> tuple[int, ...] | None:
-    """Axes from the attribute (opset < 13) or the second input."""
+    """Return axes from the attribute (opset < 13) or the second input; None where neither is
+    present.
+    """
     if node.has("axes"):
         return node.get_ints("axes")
     if len(inputs) < 2:
@@ -150,11 +157,11 @@ def _slice(node: Node, inputs: Sequence[Array]) -> Array | None:
         starts, ends = node.get_ints("starts"), node.get_ints("ends")
         axes, steps = node.get_ints("axes", tuple(range(len(starts)))), (1,) * len(starts)
     else:
-        there = (place for place, v in enumerate(node.inputs) if v is not None)
-        given = {p: tuple(int(v) for v in i) for p, i in zip(there, inputs, strict=True) if p}
-        starts, ends = given[1], given[2]
-        axes = given.get(3, tuple(range(len(starts))))
-        steps = given.get(4, (1,) * len(starts))
+        present = (index for index, v in enumerate(node.inputs) if v is not None)
+        bounds = {p: tuple(int(v) for v in i) for p, i in zip(present, inputs, strict=True) if p}
+        starts, ends = bounds[1], bounds[2]
+        axes = bounds.get(3, tuple(range(len(starts))))
+        steps = bounds.get(4, (1,) * len(starts))
     windows = [slice(None)] * data.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         at = node.axis(axis, data.ndim)
@@ -187,10 +194,10 @@ def _squeeze(node: Node, inputs: Sequence[Array]) -> Array | None:
     return np.squeeze(inputs[0], _constant_axes(node, inputs) or None)  # as of no axes: of all
 
 
-def check_reshape(wanted: Sequence[int | PrimExpr]) -> None:
+def check_reshape(target: Sequence[int | PrimExpr]) -> None:
     """Raise for numbers that mean something to Relay's reshape and nothing to ONNX's."""
-    for each in wanted:
-        number = each.value if isinstance(each, prim.IntImm) else each
+    for extent in target:
+        number = extent.value if isinstance(extent, prim.IntImm) else extent
         if isinstance(number, int) and number < -1:
             raise ImportModelError(f"a dimension of the shape must be at least -1, got {number}")
 
@@ -199,13 +206,13 @@ def _reshape(node: Node, inputs: Sequence[Array]) -> Array | None:
     data = inputs[0]
     if not node.has("shape") and len(inputs) < 2:
         return None
-    wanted = np.array(node.get_ints("shape")) if node.has("shape") else inputs[1]
-    if wanted.dtype == np.object_:
+    target = np.array(node.get_ints("shape")) if node.has("shape") else inputs[1]
+    if target.dtype == np.object_:
         return None
-    check_reshape([int(v) for v in wanted])
+    check_reshape([int(v) for v in target])
     shape = [prim.const(d) for d in data.shape]
-    found = infer_reshape(shape, [int(v) for v in wanted], bool(node.get_int("allowzero", 0)))
-    return data.reshape([d.value for d in found if isinstance(d, prim.IntImm)])
+    inferred = infer_reshape(shape, [int(v) for v in target], bool(node.get_int("allowzero", 0)))
+    return data.reshape([d.value for d in inferred if isinstance(d, prim.IntImm)])
 
 
 def _transpose(node: Node, inputs: Sequence[Array]) -> Array | None:
@@ -227,6 +234,7 @@ def fill_value(node: Node) -> Array:
     fill = node.get_tensor("value")
     if fill is not None and fill.size != 1:
         node.unsupported(f"attribute 'value' must have 1 element, got {fill.size}")
+    # ConstantOfShape defaults to a float32 zero.
     return np.zeros((), np.float32) if fill is None else fill.reshape(())
 
 
@@ -244,10 +252,10 @@ def _constant_of_shape(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 
 def _expand(node: Node, inputs: Sequence[Array]) -> Array | None:
-    data, wanted = inputs
-    if wanted.dtype == np.object_:
+    data, target = inputs
+    if target.dtype == np.object_:
         return None
-    shape = np.broadcast_shapes(data.shape, tuple(int(v) for v in wanted))
+    shape = np.broadcast_shapes(data.shape, tuple(int(v) for v in target))
     return np.broadcast_to(data, shape) if math.prod(map(int, shape)) <= SMALL else None
 
 
@@ -274,14 +282,15 @@ def _range(node: Node, inputs: Sequence[Array]) -> Array | None:
     check_step(step)
     if abs(limit - start) > SMALL * abs(step):  # not allocated before its size is known
         return None
-    found = np.arange(start, limit, step, dtype=inputs[0].dtype)
-    return found if found.size <= SMALL else None
+    elements = np.arange(start, limit, step, dtype=inputs[0].dtype)
+    return elements if elements.size <= SMALL else None
 
 
 def _reduce(both: Scalar) -> Evaluator:
+    # Only shape vectors are reduced at import; other tensors are left to the run.
     def evaluator(node: Node, inputs: Sequence[Array]) -> Array | None:
-        """The reduction of a vector of sizes; None for other shapes, for axes that are not known,
-        and for no elements.
+        """Reduce a vector of sizes. Return None for other shapes, for axes that are not known, and
+        for no elements.
         """
         if any(i.dtype == np.object_ for i in inputs[1:]):
             return None

@@ -1,6 +1,5 @@
-"""What a node's operator takes, and whether the node has it: the number of its inputs and outputs,
-its attributes and their kinds, the ranks and lengths of what it reads. Checked once for all
-operators, so that converters may rely on it.
+"""Operator signatures: the number of inputs and outputs, the attributes and their kinds, and the
+ranks and lengths of inputs. Checked once for all operators, so that converters may rely on them.
 
     signature("", "Clip", 13)  ->  inputs (input, min?, max?), outputs (output), no attributes
 """
@@ -49,7 +48,9 @@ KINDS: Mapping[str, tuple[int, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An input or output. repeats: how often it comes at least, where it may come several times."""
+    """A formal input or output. repeats: the least number of times a variadic one occurs; None for
+    others.
+    """
 
     name: str
     is_optional: bool = False
@@ -58,7 +59,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute: a letter of KINDS, and whether every node must have it."""
+    """A formal attribute: a letter of KINDS, and whether every node must have it."""
 
     kind: str
     is_required: bool
@@ -66,7 +67,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What one version of an operator takes and gives."""
+    """The inputs, outputs and attributes of one version of an operator."""
 
     inputs: tuple[Parameter, ...]
     outputs: tuple[Parameter, ...]
@@ -89,7 +90,8 @@ def signature(domain: str, op_type: str, version: int) -> Signature | None:
     chosen = max(
         (r for r in rows if int(r[0]) <= version), key=lambda r: int(r[0]), default=rows[0]
     )
-    inputs, outputs, attributes = (part.split() for part in f" {chosen[1]} ".split(" - "))
+    inputs, outputs, attributes = (section.split() for section in f" {chosen[1]} ".split(" - "))
+    # `name:kind`, where an exclamation mark makes the attribute required.
     pairs = (word.split(":") for word in attributes)
     return Signature(
         tuple(map(_parameter, inputs)),
@@ -109,7 +111,9 @@ def _parameter(word: str) -> Parameter:
 
 
 def signature_problems(node: onnx.NodeProto, known_signature: Signature) -> Iterator[str]:
-    """Give what of a node its operator does not have: inputs, outputs, attributes."""
+    """Yield a message for each input, output or attribute of a node that does not fit its
+    operator's signature.
+    """
     yield from _count_problems("input", node.input, known_signature.inputs)
     yield from _count_problems("output", node.output, known_signature.outputs)
     attributes = {a.name: a for a in node.attribute}
@@ -135,8 +139,8 @@ def _count_problems(
     if not is_open and any(names[len(parameters) :]):
         yield f"expected at most {len(parameters)} {what}s, got {len(names)}"
     for index, parameter in enumerate(parameters):
-        least = 1 if parameter.repeats is None else parameter.repeats
-        is_absent = len(names) < index + least or not all(names[index : index + least])
+        min_count = 1 if parameter.repeats is None else parameter.repeats
+        is_absent = len(names) < index + min_count or not all(names[index : index + min_count])
         # results that nobody wants may be absent, whatever the operator says
         if what == "input" and not parameter.is_optional and is_absent:
             yield f"input {index} ({parameter.name!r}) is missing"
@@ -161,7 +165,7 @@ def _domain(node: Node) -> str:
 
 
 class _Operands:
-    """The ranks and lengths of a node's inputs and attributes, by name."""
+    """A lookup of the ranks and lengths of a node's inputs and attributes, by name."""
 
     def __init__(self, node: Node, known_signature: Signature) -> None:
         self._node = node
@@ -170,37 +174,38 @@ class _Operands:
     def check(self, rule: str) -> None:
         """Raise Unsupported where one rule of ekiden.frontend.onnx.limits does not hold."""
         if ":" in rule:
-            name, _, wanted = rule.partition(":")
+            name, _, expected = rule.partition(":")
             rank = self._rank(name)
             if rank is not None:
-                self._check_rank(name, rank, wanted)
+                self._check_rank(name, rank, expected)
             return
-        name, _, wanted = rule.partition("#")
-        count, needed = self._count(name), self._length(wanted)
+        name, _, expected = rule.partition("#")
+        count, needed = self._count(name), self._length(expected)
         if count is not None and needed is not None and count != needed:
             elements = "1 element" if needed == 1 else f"{needed} elements"
             raise Unsupported(f"{name!r} must have {elements}, got {count}")
 
-    def _check_rank(self, name: str, rank: int, wanted: str) -> None:
-        if wanted in self._places:
-            other = self._rank(wanted)
-            if other is not None and rank != other:
+    def _check_rank(self, name: str, rank: int, expected: str) -> None:
+        if expected in self._places:
+            other_rank = self._rank(expected)
+            if other_rank is not None and rank != other_rank:
                 raise Unsupported(
-                    f"{name!r} must have the rank of {wanted!r}, which is {other}, got {rank}"
+                    f"{name!r} must have the rank of {expected!r}, which is {other_rank}, got "
+                    f"{rank}"
                 )
             return
-        if wanted.endswith("+"):
-            if rank < int(wanted[:-1]):
-                raise Unsupported(f"{name!r} must have rank {wanted[:-1]} or more, got {rank}")
-        elif str(rank) not in wanted.split("|"):
-            choice = " or ".join(wanted.split("|"))
+        if expected.endswith("+"):
+            if rank < int(expected[:-1]):
+                raise Unsupported(f"{name!r} must have rank {expected[:-1]} or more, got {rank}")
+        elif str(rank) not in expected.split("|"):
+            choice = " or ".join(expected.split("|"))
             raise Unsupported(f"{name!r} must have rank {choice}, got {rank}")
 
     def _value(self, name: str) -> Value | None:
-        place = self._places.get(name)
+        index = self._places.get(name)
         inputs = self._node.proto.input
-        is_there = place is not None and place < len(inputs)
-        return self._node.peek(place) if is_there and place is not None else None
+        is_there = index is not None and index < len(inputs)
+        return self._node.peek(index) if is_there and index is not None else None
 
     def _rank(self, name: str) -> int | None:
         value = self._value(name)
@@ -218,16 +223,16 @@ class _Operands:
         extents = [known(d) for d in value.type.shape]
         return None if None in extents else math.prod(e for e in extents if e is not None)
 
-    def _length(self, wanted: str) -> int | None:
-        """Return what `2`, `3*x`, `x-2` or `2*x-4` is, x the rank of an input or the length of a
-        list; of `axes|x` the first that is there.
+    def _length(self, expression: str) -> int | None:
+        """Return the value of a length such as `2`, `3*x`, `x-2` or `2*x-4`, where x is the rank of
+        an input or the length of a list; of `axes|x` the first that is known.
         """
-        if wanted.lstrip("-").isdigit():
-            return int(wanted)
-        factor, star, rest = wanted.rpartition("*")
-        names, minus, less = rest.partition("-")
+        if expression.lstrip("-").isdigit():
+            return int(expression)
+        factor, star, term = expression.rpartition("*")
+        names, minus, subtrahend = term.partition("-")
         for name in names.split("|"):
             number = self._count(name[1:]) if name.startswith("@") else self._rank(name)
             if number is not None:
-                return (int(factor) if star else 1) * number - (int(less) if minus else 0)
+                return (int(factor) if star else 1) * number - (int(subtrahend) if minus else 0)
         return None

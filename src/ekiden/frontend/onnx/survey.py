@@ -31,7 +31,9 @@ else:
 
 
 def survey(model: Source, opset: int | None = None) -> Survey:
-    """Look through a model. Raises ImportModelError for what is none."""
+    """Survey a model without importing it. Raises ImportModelError for what is not an ONNX
+    model.
+    """
     proto, label, _ = read_model(model)
     versions = opsets(proto, label, opset)
     nodes = _all_nodes(sorted_nodes(proto.graph, label))
@@ -62,12 +64,12 @@ def survey(model: Source, opset: int | None = None) -> Survey:
 
 
 def _all_nodes(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    found, waiting = [], list(nodes)
+    nodes_found, waiting = [], list(nodes)
     while waiting:
-        each = waiting.pop()
-        found.append(each)
-        waiting.extend(n for g in subgraphs(each) for n in g.node)
-    return found
+        node = waiting.pop()
+        nodes_found.append(node)
+        waiting.extend(n for g in subgraphs(node) for n in g.node)
+    return nodes_found
 
 
 def _how(node: onnx.NodeProto, versions: dict[str, int], functions: Functions) -> str:
@@ -76,8 +78,8 @@ def _how(node: onnx.NodeProto, versions: dict[str, int], functions: Functions) -
     if find_row(node, versions) is not None:
         return "kernel"
     domain = domain_of(node)
-    found = function_body.has_function(node, domain, versions.get(domain, 1))
-    return "function" if found else "none"
+    is_function = function_body.has_function(node, domain, versions.get(domain, 1))
+    return "function" if is_function else "none"
 
 
 def _size(tensor: onnx.TensorProto | onnx.SparseTensorProto) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Tensors of a model as arrays."""
+"""Conversion of a model's tensors to arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MAX_DENSE = 1 << 28
 
 
 def dense(proto: onnx.SparseTensorProto) -> Array:
-    """Return a sparse tensor with all its elements; those that it does not list are 0.
+    """Return a sparse tensor as a dense array; elements that it does not list are 0; those that it
+    does not list are 0.
 
     Raises ValueError or TypeError for one that is broken.
     """
@@ -28,24 +29,26 @@ def dense(proto: onnx.SparseTensorProto) -> Array:
     if any(extent < 0 for extent in shape) or math.prod(shape) > MAX_DENSE:
         raise ValueError(f"a sparse tensor must have up to {MAX_DENSE} elements, got {shape}")
     values = to_array(proto.values).ravel()
-    places = to_array(proto.indices) if proto.HasField("indices") else np.zeros(0, np.int64)
-    if places.ndim == 2 and places.shape[1] == len(shape):
-        inside = (places >= 0) & (places < np.array(shape, np.int64))
+    flat_indices = to_array(proto.indices) if proto.HasField("indices") else np.zeros(0, np.int64)
+    if flat_indices.ndim == 2 and flat_indices.shape[1] == len(shape):
+        inside = (flat_indices >= 0) & (flat_indices < np.array(shape, np.int64))
         if not inside.all():
             raise ValueError(f"its indices must be within {shape}")
-        places = np.ravel_multi_index(tuple(places.T), shape) if shape else places[:, 0]
-    if places.shape != values.shape:
-        raise ValueError(f"{len(values)} values need as many indices, got {places.shape}")
-    if places.size and not 0 <= places.min() <= places.max() < math.prod(shape):
+        flat_indices = (
+            np.ravel_multi_index(tuple(flat_indices.T), shape) if shape else flat_indices[:, 0]
+        )
+    if flat_indices.shape != values.shape:
+        raise ValueError(f"{len(values)} values need as many indices, got {flat_indices.shape}")
+    if flat_indices.size and not 0 <= flat_indices.min() <= flat_indices.max() < math.prod(shape):
         raise ValueError(f"its indices must be below {math.prod(shape)}")
-    whole = np.zeros(math.prod(shape), values.dtype)
-    whole[places] = values
-    return whole.reshape(shape)
+    elements = np.zeros(math.prod(shape), values.dtype)
+    elements[flat_indices] = values
+    return elements.reshape(shape)
 
 
 def to_array(proto: onnx.TensorProto) -> Array:
-    """A tensor as `onnx.numpy_helper.to_array` gives it, which is asked for those that are rare:
-    its package takes longer to load than most models to import.
+    """Return a tensor as an array, like `onnx.numpy_helper.to_array`, which is called for rare
+    element types only: loading its package takes longer than most imports.
 
     Raises ValueError or TypeError for one that is broken.
     """
@@ -54,11 +57,12 @@ def to_array(proto: onnx.TensorProto) -> Array:
     kind, listed = PLAIN.get(proto.data_type, (None, ""))
     if kind is not None and (elements := outside(proto, kind)) is not None:
         return elements.reshape(proto.dims)
+    # Segments are large tensors in pieces, a rare form that is left to the package onnx.
     is_here = proto.data_location != _KIND.EXTERNAL and not proto.HasField("segment")
     if kind is not None and is_here and sys.byteorder == "little":
         if proto.HasField("raw_data"):
             return np.frombuffer(proto.raw_data, kind).reshape(proto.dims)
         if listed:
             return np.array(getattr(proto, listed), kind).reshape(proto.dims)
-    found: Array = onnx.numpy_helper.to_array(proto)
-    return found
+    array: Array = onnx.numpy_helper.to_array(proto)
+    return array

@@ -1,6 +1,6 @@
-"""Ensembles of decision trees as tables of nodes that all ask "is it at most this?".
+"""Ensembles of decision trees as tables of nodes that all compare x <= a.
 
-Everything here is done for all nodes at once: an ensemble may have millions.
+Everything is vectorised over nodes: an ensemble may have millions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPPOSITE = np.array([LEQ, LT, LT, LEQ, EQ, EQ, MEMBER])
 
 @dataclass(slots=True)
 class Tables:
-    """The nodes of an ensemble, leaves first: see ekiden.topi.ml.tree_leaves."""
+    """The node tables of an ensemble, leaves first: see ekiden.topi.ml.tree_leaves."""
 
     roots: Array
     features: Array
@@ -32,11 +32,11 @@ class Tables:
 
 @dataclass(slots=True)
 class Questions:
-    """The inner nodes as models write them, a row each.
+    """The inner nodes as models write them, one row each.
 
-    values: the numbers they compare with; `counts` says how many each has (more than one for
-    MEMBER alone). yes, no: the number of a question, or below 0 of a leaf: -1 - n. missing: whether
-    a value that is not a number is a yes.
+    values: the thresholds; `counts` says how many each node has (more than one for MEMBER alone).
+    yes, no: the child when the comparison holds or fails: the number of an inner node, or -1 - n
+    for leaf n. missing: whether NaN takes the yes branch.
     """
 
     modes: Array
@@ -61,44 +61,47 @@ class Questions:
                 raise Unsupported(f"a tree leads to a node {at} that is not there")
 
 
-def forest(asked: Questions, roots: Array, leaves: int, dtype: type) -> Tables:
-    """The tables of an ensemble. Raises Unsupported for one that is broken.
+def forest(questions: Questions, roots: Array, leaves: int, dtype: type) -> Tables:
+    """Return the node tables of an ensemble. Raises Unsupported for one that is broken.
 
-    x <= a takes one node. x == a takes two, x <= a and not x < a; a set takes those of its values
-    in turn.
+    x <= a takes one node. x == a takes two, x <= a and not x < a; a set takes two for each of its
+    values in turn.
     """
-    asked.check(roots, leaves)
-    mode = OPPOSITE[asked.modes]
-    turned = mode != asked.modes
+    questions.check(roots, leaves)
+    # x < a becomes x <= the next lower float; > and >= swap the branches. So the kernel has one
+    # comparison.
+    mode = OPPOSITE[questions.modes]
+    is_negated = mode != questions.modes
+    # Equality needs two nodes: x <= a, then x <= the next lower float, whose failure means x == a.
     is_set = (mode == EQ) | (mode == MEMBER)
-    sizes = np.where(is_set, 2 * asked.counts, 1)
+    sizes = np.where(is_set, 2 * questions.counts, 1)
     first = np.cumsum(sizes) - sizes
-    yes, no = _entries(asked.yes, first), _entries(asked.no, first)
-    yes, no = np.where(turned, no, yes), np.where(turned, yes, no)
-    missing = np.where(turned, 1 - asked.missing, asked.missing)
-    values: Array = asked.values.astype(dtype)
-    owner = np.repeat(np.arange(len(mode)), asked.counts)
-    start = np.cumsum(asked.counts) - asked.counts
-    place = np.arange(len(values)) - start[owner]
+    yes, no = _entries(questions.yes, first), _entries(questions.no, first)
+    yes, no = np.where(is_negated, no, yes), np.where(is_negated, yes, no)
+    missing = np.where(is_negated, 1 - questions.missing, questions.missing)
+    values: Array = questions.values.astype(dtype)
+    owner = np.repeat(np.arange(len(mode)), questions.counts)
+    start = np.cumsum(questions.counts) - questions.counts
+    set_index = np.arange(len(values)) - start[owner]
 
     total = int(sizes.sum())
     nodes = Tables(
         _entries(roots, first),
-        np.repeat(asked.features, sizes),
+        np.repeat(questions.features, sizes),
         np.empty(total, dtype),
         np.empty((total, 2), np.int64),
         np.zeros(total, np.int64),
         0,
     )
     plain, at = ~is_set, first[~is_set]
-    given = values[start[plain]]
-    nodes.limits[at] = np.where(mode[plain] == LEQ, given, _below(given))
+    thresholds = values[start[plain]]
+    nodes.limits[at] = np.where(mode[plain] == LEQ, thresholds, _below(thresholds))
     nodes.children[at, 0], nodes.children[at, 1] = yes[plain], no[plain]
     nodes.missing[at] = missing[plain]
 
     among = is_set[owner]
-    q, upper, value = owner[among], (first[owner] + 2 * place)[among], values[among]
-    after = np.where(place[among] + 1 < asked.counts[q], upper + 2, no[q])
+    q, upper, value = owner[among], (first[owner] + 2 * set_index)[among], values[among]
+    after = np.where(set_index[among] + 1 < questions.counts[q], upper + 2, no[q])
     nodes.limits[upper], nodes.limits[upper + 1] = value, _below(value)
     nodes.children[upper, 0], nodes.children[upper, 1] = upper + 1, after
     nodes.children[upper + 1, 0], nodes.children[upper + 1, 1] = after, yes[q]
@@ -107,7 +110,7 @@ def forest(asked: Questions, roots: Array, leaves: int, dtype: type) -> Tables:
 
 
 def _entries(targets: Array, first: Array) -> Array:
-    """The node at which each question begins; leaves stay."""
+    """Return the table node at which each inner node begins; leaves (negative) are unchanged."""
     if not first.size:
         return targets
     entries: Array = np.where(targets >= 0, first[np.maximum(targets, 0)], targets)
@@ -115,15 +118,16 @@ def _entries(targets: Array, first: Array) -> Array:
 
 
 def _below(limits: Array) -> Array:
-    """The largest numbers below; nothing is at most not-a-number."""
+    """Return the next lower floats; NaN below -inf, as no number is at most NaN."""
     lower = np.nextafter(limits, limits.dtype.type(-np.inf))
-    found: Array = np.where(limits == -np.inf, limits.dtype.type(np.nan), lower)
-    return found
+    thresholds: Array = np.where(limits == -np.inf, limits.dtype.type(np.nan), lower)
+    return thresholds
 
 
 def _with_leaves(nodes: Tables, leaves: int) -> Tables:
-    """The tables with a row for each leaf before the others; a leaf is its own child."""
+    """Return the tables with a row for each leaf before the others; a leaf is its own child."""
     children = np.empty((leaves + len(nodes.children), 2), np.int32)
+    # Self-loops let the kernel take `depth` steps in every row without testing for leaves.
     children[:leaves] = np.arange(leaves)[:, None]
     below = nodes.children
     children[leaves:] = np.where(below < 0, -1 - below, below + leaves)
@@ -139,7 +143,9 @@ def _with_leaves(nodes: Tables, leaves: int) -> Tables:
 
 
 def _depth(roots: Array, children: Array) -> int:
-    """The longest path, in nodes: how often there is something behind what has been reached."""
+    """Return the longest path in nodes: the number of breadth-first levels. Raises Unsupported for
+    a cycle.
+    """
     reached, depth = roots[roots >= 0], 0
     while reached.size:
         depth += 1
@@ -151,7 +157,9 @@ def _depth(roots: Array, children: Array) -> int:
 
 
 def _distinct(numbers: Array, limit: int) -> Array:
-    """Each number below a limit once. NumPy's own `unique` takes ten times as long for millions."""
+    """Return the distinct numbers below a limit, sorted. NumPy's `unique` takes ten times as long
+    for millions.
+    """
     if len(numbers) < limit // 64:
         return np.unique(numbers)
     is_there = np.zeros(limit, np.bool_)

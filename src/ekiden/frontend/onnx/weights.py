@@ -30,7 +30,7 @@ _HERE: ContextVar[Weights]
 
 
 class Weights:
-    """The bytes that messages leave out, by their numbers."""
+    """A registry of the weight bytes that were cut out of messages, by number."""
 
     def __init__(self) -> None:
         lent = mapped_files.borrowed_files()
@@ -41,20 +41,23 @@ class Weights:
         """Files beside the model's by their locations; None: they are left to the package onnx."""
 
     def without(self, data: bytes | memoryview) -> bytes | memoryview:
-        """The message of a model without its large weights, which are looked up here."""
+        """Return the message of a model without its large weights, whose bytes are
+        registered here.
+        """
         view = memoryview(data)
-        rest, places = without_weights(view, len(self._parts))
-        self._parts += [view[begin:end] for begin, end in places]
-        return rest
+        message, spans = without_weights(view, len(self._parts))
+        self._parts += [view[begin:end] for begin, end in spans]
+        return message
 
     def leave_beside(self, tensor: onnx.TensorProto, folder: str) -> bool:
-        """Leave the bytes of a tensor in their file below the folder of the model. False, and
-        nothing has changed, where what the model says of them is not plainly right: what to make
-        of that is for the package onnx to say."""
-        place = place_of(tensor)
-        if place is None:
+        """Register the bytes of a tensor in an external data file below the model's folder, and
+        mark the tensor. Return False, with nothing changed, where the location is not plainly
+        valid: the package onnx then reports the error.
+        """
+        external = place_of(tensor)
+        if external is None:
             return False
-        location, begin, length = place
+        location, begin, length = external
         if location not in self._beside:
             self._beside[location] = self._bytes_of(folder, location)
         data = self._beside[location]
@@ -71,20 +74,27 @@ class Weights:
         handle = opened(folder, location)
         if handle is None:
             return None
-        found = self.files.adopt(handle, os.path.join(folder, location))
-        if found is not None:
-            return found
+        # adopt takes ownership of the descriptor if it can map the file.
+        adopted = self.files.adopt(handle, os.path.join(folder, location))
+        if adopted is not None:
+            return adopted
         with open(handle, "rb", buffering=0) as file:
             return mapped_files.read_whole(file)
 
     def array(self, number: int, kind: type[np.generic]) -> Array:
-        """The elements of a weight. Raises ValueError where its bytes are no number of them."""
-        found = np.frombuffer(self._parts[number], kind)
-        return found.copy() if self._copies else found
+        """Return the elements of a weight as a vector. Raises ValueError where its size in bytes is
+        not a multiple of the element's.
+        """
+        elements = np.frombuffer(self._parts[number], kind)
+        # Without lent files the model's file may go after the import, so arrays must own their
+        # memory.
+        return elements.copy() if self._copies else elements
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Tensors read inside may have their bytes here."""
+        """Make this registry the one that tensors read inside the context look their bytes
+        up in.
+        """
         token = _HERE.set(self)
         try:
             yield
@@ -96,16 +106,19 @@ _HERE = ContextVar("here")
 
 
 def number_of(proto: onnx.TensorProto) -> int | None:
-    """The number of a tensor whose bytes have stayed out of its message; None for others."""
+    """Return the registry number of a tensor whose bytes were cut out of its message; None for
+    others.
+    """
     if proto.data_location != onnx.TensorProto.EXTERNAL:
         return None
-    said = {each.key: each.value for each in proto.external_data}
-    return int(said["offset"]) if said.get("location") == MARK else None
+    entries = {entry.key: entry.value for entry in proto.external_data}
+    return int(entries["offset"]) if entries.get("location") == MARK else None
 
 
 def outside(proto: onnx.TensorProto, kind: type[np.generic]) -> Array | None:
-    """The elements of such a tensor, in a row; None for others. Raises ValueError where its bytes
-    are no number of them."""
+    """Return the elements of a tensor whose bytes were cut out of its message, as a vector; None
+    for others. Raises ValueError where the bytes are not a whole number of elements.
+    """
     number = number_of(proto)
     return None if number is None else _HERE.get().array(number, kind)
 

@@ -1,13 +1,13 @@
-"""Large weights stay out of what protobuf parses: its parser copies every byte, and its face for
-Python copies the bytes of a tensor once more when they are asked for.
+"""Cutting of large weights out of a serialised model before protobuf parses it: its parser copies
+every byte, and its Python API copies the bytes of a tensor again on access.
 
     ModelProto.graph.initializer[i].raw_data of 400 MB
       ->  the same message with  external_data {location: MARK, offset: "0"}  in its place,
           and places[0] == (where these bytes begin in the file, where they end)
 
-The format is read as far as it takes to find those fields, of tensors anywhere in a graph or a
-function. What does not look like it, or says a thing twice that is said once, is left as it is:
-what to make of that is for protobuf to say. https://protobuf.dev/programming-guides/encoding
+The wire format is decoded only as far as needed to find those fields, of tensors anywhere in a
+graph or a function. What is malformed, or repeats a singular field, is left unchanged for protobuf
+to parse or to reject. https://protobuf.dev/programming-guides/encoding
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ _KIND = onnx.TensorProto
 
 
 class _MalformedError(Exception):
-    """It is no message, or one that is left to protobuf."""
+    """An error: the bytes are not a message, or one that is left to protobuf."""
 
 
 class _Field(NamedTuple):
-    """A field: its number, its kind, where it begins, its length, its content, and where that ends;
-    of a number its value."""
+    """A field of a message: its number, wire type, start, the offset of its length, the span of its
+    content, and the value of a varint.
+    """
 
     number: int
     kind: int
@@ -66,7 +67,7 @@ class _Field(NamedTuple):
 
 @dataclass(slots=True)
 class _Message:
-    """A message that has large ones inside, by the place of the one around it."""
+    """A message that contains large ones; `around` is the index of the enclosing one."""
 
     kind: int
     around: int
@@ -78,95 +79,101 @@ class _Message:
 
 
 def without_weights(data: memoryview, first: int = 0) -> tuple[bytes | memoryview, Places]:
-    """A model's message without its large weights, which are numbered from `first` on, and where
-    these are in `data`."""
+    """Return a model's message without its large weights, numbered from `first` on, and the spans
+    of these in `data`.
+    """
     if len(data) < LEAST or sys.byteorder != "little":
         return data, []
     try:
-        edits, places = _edits(data, first)
+        edits, spans = _edits(data, first)
     except _MalformedError:
         return data, []
-    if not places:
+    if not spans:
         return data, []
     pieces: list[bytes | memoryview] = []
     at = 0
     for start, end, instead in sorted(edits):
         pieces += [data[at:start], instead]
         at = end
-    return b"".join([*pieces, data[at:]]), places
+    return b"".join([*pieces, data[at:]]), spans
 
 
 def _edits(data: memoryview, first: int) -> tuple[list[tuple[int, int, bytes]], Places]:
-    """(begin, end, what stands there instead), and the places of weights."""
+    """Return the replacements (begin, end, new bytes) and the spans of weights."""
     messages = [_Message(_MODEL, -1, 0, 0, len(data))]
     edits: list[tuple[int, int, bytes]] = []
-    places: Places = []
+    spans: Places = []
     at = 0
     while at < len(messages):  # what is found inside of one stands behind it
         message = messages[at]
         if message.kind == _TENSOR:
-            _cut(data, message, edits, places, first)
+            _cut(data, message, edits, spans, first)
         else:
             messages += _large_inside(data, message, at)
         at += 1
+    # Innermost first: a message's length prefix grows or shrinks with those of the messages inside
+    # it.
     for message in reversed(messages[1:]):
         if message.growth:
             length = _varint(message.end - message.begin + message.growth)
             edits.append((message.length_at, message.begin, length))
             longer = len(length) - (message.begin - message.length_at)
             messages[message.around].growth += message.growth + longer
-    return edits, places
+    return edits, spans
 
 
 def _large_inside(data: memoryview, message: _Message, at: int) -> list[_Message]:
-    """The messages in one that may have large weights."""
-    found, seen, inside = [], set(), _INSIDE[message.kind]
-    here = message.begin
-    while here < message.end:
-        each = _field(data, here, message.end)
-        here = each.end
-        kind = inside.get(each.number)
+    """Return the submessages that may contain large weights."""
+    large, seen_fields, inside = [], set(), _INSIDE[message.kind]
+    offset = message.begin
+    while offset < message.end:
+        field = _field(data, offset, message.end)
+        offset = field.end
+        kind = inside.get(field.number)
         if kind is None:
             continue
-        said = message.kind, each.number
-        if each.kind != _BYTES or (said in seen and said in _ONCE):
+        field_key = message.kind, field.number
+        # Protobuf merges repeated singular submessages; cutting one of them would change the merge.
+        if field.kind != _BYTES or (field_key in seen_fields and field_key in _ONCE):
             raise _MalformedError
-        seen.add(said)
-        if each.end - each.begin >= LEAST:
-            found.append(_Message(kind, at, each.length_at, each.begin, each.end))
-    return found
+        seen_fields.add(field_key)
+        if field.end - field.begin >= LEAST:
+            large.append(_Message(kind, at, field.length_at, field.begin, field.end))
+    return large
 
 
 def _cut(
     data: memoryview,
     tensor: _Message,
     edits: list[tuple[int, int, bytes]],
-    places: Places,
+    spans: Places,
     first: int,
 ) -> None:
-    """Put the place of a tensor's bytes where they are, if they are large and all that it has."""
-    raw, kind, here = None, -1, tensor.begin
-    while here < tensor.end:
-        each = _field(data, here, tensor.end)
-        here = each.end
-        if each.number in _APART or (each.number == _RAW_DATA and (raw or each.kind != _BYTES)):
+    """Replace the raw data of a tensor by its registry number, if they are large and its
+    only data.
+    """
+    raw, kind, offset = None, -1, tensor.begin
+    while offset < tensor.end:
+        field = _field(data, offset, tensor.end)
+        offset = field.end
+        if field.number in _APART or (field.number == _RAW_DATA and (raw or field.kind != _BYTES)):
             return
-        if each.number == _RAW_DATA:
-            raw = each
-        elif each.number == _DATA_TYPE:
-            kind = each.value
+        if field.number == _RAW_DATA:
+            raw = field
+        elif field.number == _DATA_TYPE:
+            kind = field.value
     if raw is None or raw.end - raw.begin < LEAST or kind not in PLAIN:
         return
     instead = _KIND()
-    mark(instead, first + len(places))
+    mark(instead, first + len(spans))
     text = instead.SerializeToString()
-    places.append((raw.begin, raw.end))
+    spans.append((raw.begin, raw.end))
     edits.append((raw.start, raw.end, text))
     tensor.growth = len(text) - (raw.end - raw.start)
 
 
 def mark(tensor: onnx.TensorProto, number: int) -> None:
-    """Let a tensor say that its bytes have stayed out, and their number."""
+    """Mark a tensor's bytes as cut out, with their registry number."""
     del tensor.external_data[:]
     tensor.data_location = _KIND.EXTERNAL
     for key, value in ("location", MARK), ("offset", str(number)):
@@ -174,7 +181,7 @@ def mark(tensor: onnx.TensorProto, number: int) -> None:
 
 
 def _field(data: memoryview, start: int, end: int) -> _Field:
-    """The field that begins at a place of a message. Raises _MalformedError."""
+    """Decode the field that begins at an offset of a message. Raises _MalformedError."""
     tag, at = _number(data, start, end)
     number, kind, length_at, value = tag >> 3, tag & 7, at, 0
     match kind:
@@ -196,22 +203,25 @@ def _field(data: memoryview, start: int, end: int) -> _Field:
 
 
 def _number(data: memoryview, at: int, end: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the last one's highest bit 0, and where it ends."""
+    """Decode a base-128 varint of at most 10 bytes; return its value and the offset where
+    it ends.
+    """
     value = 0
-    for place in range(at, min(at + 10, end)):
-        byte = data[place]
-        value |= (byte & 127) << 7 * (place - at)
+    for index in range(at, min(at + 10, end)):
+        byte = data[index]
+        value |= (byte & 127) << 7 * (index - at)
         if byte < 128:
-            return value, place + 1
+            return value, index + 1
     raise _MalformedError
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    """Encode a number as a base-128 varint."""
+    encoded = bytearray()
     while value > 127:
-        found.append(value & 127 | 128)
+        encoded.append(value & 127 | 128)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 __all__ = ["LEAST", "MARK", "Places", "mark", "without_weights"]

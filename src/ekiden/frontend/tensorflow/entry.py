@@ -1,4 +1,4 @@
-"""What the table of frontends asks of TensorFlow (see ekiden.frontend.table.Entry)."""
+"""TensorFlow's entry in the table of frontends (see ekiden.frontend.table.Entry)."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from ekiden.frontend.tensorflow.importer import import_tensorflow
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """A path, bytes or an object of TensorFlow as a module. Options: `shape`, `signature`."""
+    """Import a path, bytes or a TensorFlow object; it reads the options `shape` and `signature`."""
     return import_tensorflow(model, options.shape, options.signature)

@@ -1,7 +1,7 @@
-"""A graph being imported: the nodes that its outputs need, each once what it takes is there.
+"""The import of a graph: the nodes that its outputs need, each after its inputs.
 
-A graph inside another (a branch, the body of a loop) sees the values around it; what it makes is
-its own.
+A subgraph (a branch, the body of a loop) sees the values of the enclosing graph; its own stay
+inside.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ekiden.runtime.errors import ImportModelError
 
 
 class Shared(Walk):
-    """What all graphs of one import have in common."""
+    """State that all graphs of one import share."""
 
     def __init__(self, model: Model, scope: Scope) -> None:
         super().__init__(model.label, scope)
@@ -34,16 +34,16 @@ class Shared(Walk):
         self._plans: dict[str, Plan] = {}
 
     def plan(self, name: str) -> Plan:
-        """The plan of a function; of the model's own graph for ""."""
+        """Return the plan of a function; of the model's main graph for ""."""
         if name not in self._plans:
-            made = Plan(self.model.function(name) if name else self.model.graph)
-            self.scope.used |= made.used
-            self._plans[name] = made
+            plan = Plan(self.model.function(name) if name else self.model.graph)
+            self.scope.used |= plan.used
+            self._plans[name] = plan
         return self._plans[name]
 
 
 class Graph:
-    """One graph, or a part of one inside another."""
+    """A graph being imported, or a subgraph of one."""
 
     def __init__(self, plan: Plan, shared: Shared, outer: Graph | None = None) -> None:
         self.plan, self.shared, self.outer = plan, shared, outer
@@ -54,29 +54,32 @@ class Graph:
         """Conditions that are decided here: which output of their Switches is there."""
 
     def inside(self) -> Graph:
-        """A part of the same graph."""
+        """Return a subgraph of this graph."""
         return Graph(self.plan, self.shared, self)
 
     def call(self, name: str, inputs: Sequence[Value]) -> list[Value]:
-        """What a function gives for these inputs. Raises Unsupported when one of its nodes is."""
-        made = Graph(self.shared.plan(name), self.shared)
-        given = made.plan.graph.inputs
-        if len(given) != len(inputs):
-            text = f"expected a function of {len(inputs)} arguments, got one of {len(given)}"
+        """Return the results of a library function for these inputs. Raises Unsupported if one of
+        its nodes is.
+        """
+        callee = Graph(self.shared.plan(name), self.shared)
+        parameters = callee.plan.graph.inputs
+        if len(parameters) != len(inputs):
+            text = f"expected a function of {len(inputs)} arguments, got one of {len(parameters)}"
             raise Unsupported(f"{name!r}: {text}")
-        made.env.put({i.tensor: v for i, v in zip(given, inputs, strict=True)})
-        return made.values([tensor for _, tensor in made.plan.graph.outputs])
+        callee.env.put({i.tensor: v for i, v in zip(parameters, inputs, strict=True)})
+        return callee.values([tensor for _, tensor in callee.plan.graph.outputs])
 
     def values(self, tensors: Sequence[str]) -> list[Value]:
-        """Tensors of the graph, whose nodes are imported where they are not yet.
+        """Return tensors of the graph, importing their nodes where needed.
 
-        Raises Unsupported, without words, when one of them is: that has been noted.
+        Raises:
+            Unsupported: One of them is unsupported; without a message, as that has been reported.
         """
         self._make(tensors)
-        found = [self._found(t) for t in tensors]
-        if any(v is None for v in found):
+        values = [self._found(t) for t in tensors]
+        if any(v is None for v in values):
             raise Unsupported("")
-        return [v for v in found if v is not None]
+        return [v for v in values if v is not None]
 
     def _found(self, tensor: str) -> Value | None:
         at: Graph | None = self
@@ -87,7 +90,9 @@ class Graph:
         return None
 
     def decided(self, condition: str) -> int | None:
-        """Which output of the Switches of a condition is there, where that is decided."""
+        """Return which output of a condition's Switches is live in this subgraph; None if
+        undecided.
+        """
         at: Graph | None = self
         while at is not None:
             if condition in at.taken:
@@ -153,7 +158,7 @@ class Graph:
         return list(done)
 
     def _needs(self, name: str) -> list[str]:
-        """The nodes that have to be there before one."""
+        """Return the nodes that must be imported before one."""
         tensors = self._tensors(self.plan.node(name))
         return [node_of(t) for t in tensors if self._found(t) is None]
 
@@ -184,6 +189,8 @@ class Graph:
         names = self.plan.outputs(proto.name)
         pairs = zip(self._tensors(proto), inputs, strict=True)
         named = {t: v for t, v in pairs if not isinstance(v, NoTensor)}
+        # Whatever raises below leaves the node failed, so that its users are skipped without a
+        # report of their own.
         self.failed.add(proto.name)  # until it is made
         with self.shared.at(f"{proto.op} {proto.name!r}", named):
             row = find(str(proto.op))
@@ -193,28 +200,28 @@ class Graph:
                 self.failed.discard(proto.name)
                 return
             with fitting("its inputs or attributes do not fit the operator"):
-                found = _apply(row, node)
-            made = self.shared.outputs(found, names)
-            if row.rule is not None and names and names[0] in made:
-                made[names[0]] = _followed(row, node, made[names[0]])
-            self.env.put(made)
+                result = _apply(row, node)
+            outputs = self.shared.outputs(result, names)
+            if row.rule is not None and names and names[0] in outputs:
+                outputs[names[0]] = _followed(row, node, outputs[names[0]])
+            self.env.put(outputs)
             self.failed.discard(proto.name)
 
 
 def _apply(row: Row, node: Node) -> Result:
     rule = row.rule
     if rule is not None and not any(isinstance(v, NoTensor) for v in node.inputs):
-        found = rules.evaluated(node.inputs, lambda each: rule(node, each), _dtype(row, node))
-        if found is not None:
-            return found
-    made = row.convert(node)
+        folded = rules.evaluated(node.inputs, lambda arrays: rule(node, arrays), _dtype(row, node))
+        if folded is not None:
+            return folded
+    converted = row.convert(node)
     if any(isinstance(v, NoTensor) for v in node.inputs):
-        return made
-    return rules.fold(node.scope, node.inputs, made)
+        return converted
+    return rules.fold(node.scope, node.inputs, converted)
 
 
 def _dtype(row: Row, node: Node) -> str:
-    """The dtype of what a rule gives."""
+    """Return the dtype of what an evaluation rule returns."""
     if row.is_predicate:
         return "bool"
     for name in ("DstT", "out_type", "T", "dtype", "Tparams"):
@@ -226,4 +233,4 @@ def _dtype(row: Row, node: Node) -> str:
 def _followed(row: Row, node: Node, value: Value) -> Value:
     rule = row.rule
     assert rule is not None
-    return rules.followed(node.scope, node.inputs, lambda each: rule(node, each), value)
+    return rules.followed(node.scope, node.inputs, lambda arrays: rule(node, arrays), value)

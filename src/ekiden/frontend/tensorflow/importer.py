@@ -26,21 +26,28 @@ def import_tensorflow(
     signature: str = "",
     outputs: Sequence[str] = (),
 ) -> ImportedModule:
-    """A module whose `main` computes a model: a SavedModel, a frozen graph, a Keras model or a
+    """Return a module whose `main` computes a SavedModel, a frozen graph, a Keras model or a
     concrete function.
 
-    Extents that the model leaves open are symbolic; `shape` replaces those of inputs by name.
-    `signature` is one of a SavedModel's, "serving_default" where it has that; `outputs` are nodes
-    or tensors of a frozen graph, which gives without them what nothing in it takes.
-    Raises UnsupportedError listing every node that cannot be imported, ImportModelError for a
-    broken model, CompileError for a signature, a shape or an output that the model has not.
+    Extents that the model leaves open are symbolic.
+
+    Args:
+        source: A path, bytes, or an object of TensorFlow or Keras.
+        shape: Shapes of inputs by name, which replace the declared ones.
+        signature: A signature of a SavedModel; "serving_default" by default if there is one.
+        outputs: Nodes or tensors of a frozen graph; by default those that no node reads.
+
+    Raises:
+        UnsupportedError: Lists every node that cannot be imported.
+        ImportModelError: The model is broken.
+        CompileError: The model has no such signature, shape or output.
     """
     model = read_model(source, signature, outputs)
     return settled(lambda facts: _Importer(model, facts).run(shape or {}))
 
 
 class _Importer:
-    """One attempt, with what is known so far about the dimensions."""
+    """One import attempt, with the facts known so far about dimensions."""
 
     def __init__(self, model: Model, facts: Facts) -> None:
         self.model, self.label = model, model.label
@@ -55,23 +62,23 @@ class _Importer:
         names = [i.name for i in inputs]
         for name in shapes:
             if name not in names:
-                known = ", ".join(map(repr, names)) or "none"
-                text = f"shape: no input {name!r}; it has {known}"
+                input_list = ", ".join(map(repr, names)) or "none"
+                text = f"shape: no input {name!r}; it has {input_list}"
                 raise CompileError(f"import {self.label}: {text}")
         self._check_ranks(shapes)
-        for each in inputs:
-            self.graph.env.put({each.tensor: self._input(each, shapes.get(each.name))})
+        for entry in inputs:
+            self.graph.env.put({entry.tensor: self._input(entry, shapes.get(entry.name))})
         try:
-            found = self.graph.values([tensor for _, tensor in outputs])
+            values = self.graph.values([tensor for _, tensor in outputs])
         except Unsupported as error:
             self.shared.finish()
             raise ImportModelError(f"import {self.label}: {error}") from error
-        if not found:
+        if not values:
             raise ImportModelError(f"import {self.label}: it gives no tensor")
         self.shared.finish()
-        found = [leaving(self.scope, value) for value in found]
+        values = [leaving(self.scope, value) for value in values]
         return ImportedModule(
-            IRModule({"main": self.main.function(found)}, self.scope.module.type_definitions),
+            IRModule({"main": self.main.function(values)}, self.scope.module.type_definitions),
             input_names=tuple(self.main.input_names),
             output_names=tuple(name for name, _ in outputs),
             constraints=tuple(self.scope.constraints.values()),
@@ -79,27 +86,29 @@ class _Importer:
         )
 
     def _check_ranks(self, shapes: Shapes) -> None:
-        """Raise UnrankedInputError for inputs whose rank neither the model nor `shapes` says."""
+        """Raise UnrankedInputError for inputs whose rank neither the model nor `shapes`
+        declares.
+        """
         graph, stated = self.model.graph, list[StatedInput]()
-        for each in graph.inputs:
-            given = shapes.get(each.name)
-            shape = stated_shape(each.name, each.shape if given is None else given)
-            stated.append((each.name, each.dtype, shape))
+        for entry in graph.inputs:
+            override = shapes.get(entry.name)
+            shape = stated_shape(entry.name, entry.shape if override is None else override)
+            stated.append((entry.name, entry.dtype, shape))
         check_ranks(self.label, stated, [(n, output_dtype(graph, t)) for n, t in graph.outputs])
 
-    def _input(self, each: Input, given: object) -> Value:
-        what = f"input {each.name!r}"
-        if each.dtype in ("string", "resource", "variant"):
-            raise UnsupportedError(f"import {self.label}: {what} is {each.dtype}")
+    def _input(self, entry: Input, override: object) -> Value:
+        what = f"input {entry.name!r}"
+        if entry.dtype in ("string", "resource", "variant"):
+            raise UnsupportedError(f"import {self.label}: {what} is {entry.dtype}")
         dims: Dims | None = None
-        if each.shape is not None:
-            dims = [d if d >= 0 else None for d in each.shape]
-        if given is not None:
-            replaced = given_dims(each.name, given)
+        if entry.shape is not None:
+            dims = [d if d >= 0 else None for d in entry.shape]
+        if override is not None:
+            replaced = given_dims(entry.name, override)
             if dims is not None and len(replaced) != len(dims):
                 text = f"shape of the {what}: expected {len(dims)} dimensions, got {len(replaced)}"
                 raise CompileError(f"import {self.label}: {text}")
             dims = replaced
         assert dims is not None, "an input without a rank has been refused"
-        extents = [self.main.dim(each.name, axis, d) for axis, d in enumerate(dims)]
-        return self.main.tensor(each.name, tensor_type(extents, each.dtype))
+        extents = [self.main.dim(entry.name, axis, d) for axis, d in enumerate(dims)]
+        return self.main.tensor(entry.name, tensor_type(extents, entry.dtype))

@@ -1,7 +1,7 @@
-"""What a user gives, as a graph whose weights are constants, and the functions that it calls.
+"""Loading of models: a graph whose weights are constants, and the functions that it calls.
 
-A SavedModel or a Keras model is a function of TensorFlow; its variables become constants by
-TensorFlow's own `convert_variables_to_constants_v2`.
+A SavedModel or a Keras model is a function of TensorFlow; TensorFlow's own
+`convert_variables_to_constants_v2` makes its variables constants.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Dims: TypeAlias = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An input: the tensor, its name for the user, its shape (-1 for any extent, None for any
-    rank) and dtype.
+    """A graph input: tensor name, the user's name, shape (-1 for an unknown extent, None for
+    unknown rank), dtype.
     """
 
     tensor: str
@@ -47,7 +47,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes by name, inputs and (name for the user, tensor) of the outputs."""
+    """Nodes by name, inputs, and the outputs as (the user's name, tensor)."""
 
     nodes: Mapping[str, Proto]
     inputs: Sequence[Input]
@@ -56,8 +56,9 @@ class Graph:
 
 @dataclass(slots=True)
 class Model:
-    """A graph, and the functions of its library, each turned into a graph when it is first used.
-    label: as messages have it.
+    """A graph and the functions of its library, which become graphs when first used.
+
+    label: the model's name in messages.
     """
 
     label: str
@@ -67,7 +68,7 @@ class Model:
     _functions: dict[str, Graph] = field(default_factory=dict)
 
     def function(self, name: str) -> Graph:
-        """A function of the library. Raises Unsupported where there is none."""
+        """Return a function of the library as a graph. Raises Unsupported if there is none."""
         if name not in self.library:
             raise Unsupported(f"the graph has no function {name!r}")
         if name not in self._functions:
@@ -77,9 +78,10 @@ class Model:
 
 
 def dtype_name(number: int) -> str:
-    """A DataType in our spelling; "string", "resource", "variant" and others are no tensors.
+    """Return a DataType as our dtype name; "string", "resource", "variant" and others are not
+    tensors.
 
-    Raises ImportModelError for a number that is none.
+    Raises ImportModelError for a number that is not a DataType.
     """
     try:
         return str(tf.dtypes.as_dtype(number).name)
@@ -88,18 +90,19 @@ def dtype_name(number: int) -> str:
 
 
 def dims_of(proto: Proto) -> Dims:
-    """A TensorShapeProto."""
+    """Return the extents of a TensorShapeProto; None for an unknown rank."""
     return None if proto.unknown_rank else tuple(int(d.size) for d in proto.dim)
 
 
 def tensor_name(name: str) -> str:
-    """The name of a tensor with its output: "x" is "x:0"."""
+    """Return a tensor's name with its output index: "x:0" for "x"."""
     return name if ":" in name else f"{name}:0"
 
 
 def output_dtype(graph: Graph, tensor: str) -> str:
-    """Return the dtype of an output, where the node that gives it copies a tensor of one, as those
-    of functions do; OBJECT_DTYPE for others."""
+    """Return the dtype of an output that an Identity or Placeholder yields, as in functions; else
+    ANY_OBJECT.
+    """
     node = graph.nodes.get(tensor.rpartition(":")[0])
     if node is None or node.op not in ("Identity", "Placeholder"):
         return OBJECT_DTYPE
@@ -107,10 +110,16 @@ def output_dtype(graph: Graph, tensor: str) -> str:
 
 
 def read_model(source: object, signature: str = "", outputs: Sequence[str] = ()) -> Model:
-    """A path, bytes, or an object of TensorFlow or Keras as a model. `outputs` are those of a
-    frozen graph: without them, what nothing takes.
+    """Read a path, bytes, or an object of TensorFlow or Keras.
 
-    Raises ImportModelError for one missing or broken, CompileError for a signature it has not.
+    Args:
+        source: The path, bytes or object.
+        signature: A signature of a SavedModel.
+        outputs: Outputs of a frozen graph; by default the tensors that no node reads.
+
+    Raises:
+        ImportModelError: The model is missing or broken.
+        CompileError: It has no such signature.
     """
     if isinstance(source, bytes):
         if source.startswith(b"PK"):
@@ -131,14 +140,14 @@ def read_model(source: object, signature: str = "", outputs: Sequence[str] = ())
 
 
 def _check_no_signature(signature: str, label: str) -> None:
-    """Raise CompileError for one that is asked of what is no SavedModel."""
+    """Raise CompileError if a signature is requested of something other than a SavedModel."""
     if signature:
         text = f"no signature {signature!r}; a SavedModel alone has some"
         raise CompileError(f"import {label}: {text}")
 
 
 def _of_keras_bytes(data: bytes, signature: str) -> Model:
-    """The bytes of a .keras file, which Keras reads from a path alone."""
+    """Read the bytes of a .keras file, through a temporary file, as Keras reads paths only."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
         path.write_bytes(data)
@@ -151,6 +160,7 @@ def _from_path(path: Path, signature: str, outputs: Sequence[str]) -> Model:
         return _saved(path, label, signature)
     check_readable(path, label)
     with open(path, "rb") as file:
+        # .keras files are zip archives; a frozen graph never begins with "PK".
         is_archive = file.read(2) == b"PK"
     if path.suffix == ".keras" or is_archive:
         import keras  # noqa: PLC0415 - TensorFlow's, loaded for its own files alone
@@ -174,12 +184,12 @@ LIBRARIES = ("tensorflow", "keras", "optree")
 
 
 def _parsed(data: bytes, label: str) -> Proto:
-    made = tf.compat.v1.GraphDef()
+    graph = tf.compat.v1.GraphDef()
     try:
-        made.ParseFromString(data)
+        graph.ParseFromString(data)
     except DecodeError as error:
         raise ImportModelError(f"import {label}: it is no frozen graph, or cut short") from error
-    return made
+    return graph
 
 
 def _saved(path: Path, label: str, signature: str) -> Model:
@@ -188,21 +198,23 @@ def _saved(path: Path, label: str, signature: str) -> Model:
             check_counts(nodes_of(meta_graph.graph_def), label)
         loaded = tf.saved_model.load(str(path))
     signatures = loaded.signatures
-    known = ", ".join(map(repr, sorted(signatures))) or "none"
+    signature_list = ", ".join(map(repr, sorted(signatures))) or "none"
     if signature and signature not in signatures:
-        raise CompileError(f"import {label}: no signature {signature!r}; it has {known}")
+        raise CompileError(f"import {label}: no signature {signature!r}; it has {signature_list}")
     if not signature and "serving_default" not in signatures and len(signatures) != 1:
-        text = f"it has the signatures {known}: choose one, signature=..."
+        text = f"it has the signatures {signature_list}: choose one, signature=..."
         raise CompileError(f"import {label}: {text}")
     default = "serving_default" if "serving_default" in signatures else next(iter(signatures))
-    made = _of_function(signatures[signature or default], label)
+    model = _of_function(signatures[signature or default], label)
     del loaded  # its variables are needed until here
-    return made
+    return model
 
 
 def _of_keras(model: Any, label: str) -> Model:  # noqa: ANN401
-    """A Keras model. One of a class of its own has no inputs that it says, but may be exported once
-    it has been called; the axes that this leaves open are those Keras says.
+    """Return a Keras model as a graph.
+
+    A subclassed model declares no inputs but can be exported once it has been called; Keras decides
+    which of its axes are open.
     """
     if not getattr(model, "inputs", None) and getattr(model, "built", False):
         with tempfile.TemporaryDirectory() as folder:
@@ -213,7 +225,7 @@ def _of_keras(model: Any, label: str) -> Model:  # noqa: ANN401
 
 
 def _keras_function(model: Any, label: str) -> Any:  # noqa: ANN401
-    """The call of a Keras model, of any batch."""
+    """Trace the call of a Keras model into a concrete function, for any batch size."""
     import keras  # noqa: PLC0415 - loaded for its own objects alone
 
     if keras.backend.backend() != "tensorflow":
@@ -223,11 +235,12 @@ def _keras_function(model: Any, label: str) -> Any:  # noqa: ANN401
     if not getattr(model, "inputs", None):
         text = "it has no inputs yet: call it once, or build it, so that their shapes are known"
         raise ImportModelError(f"import {label}: {text}")
+    # Open axes stay None, so that the batch is symbolic.
     specs = [tf.TensorSpec(i.shape, i.dtype, name=_clean(i.name)) for i in model.inputs]
     structure = getattr(model, "_inputs_struct", None)  # a Sequential has none
 
     def call(*args: Any) -> Any:  # noqa: ANN401
-        """The model on tensors in the order of its structure, not in training."""
+        """Run the model in inference mode on tensors in the order of its input structure."""
         if not isinstance(structure, (list, tuple, dict)):
             return model(args[0], training=False)
         return model(tf.nest.pack_sequence_as(structure, args), training=False)
@@ -245,16 +258,18 @@ def _keras_names(model: Any) -> list[str]:  # noqa: ANN401
 
 
 def _of_function(function: Any, label: str, names: Sequence[str] = ()) -> Model:  # noqa: ANN401
-    """A concrete function with its variables as constants."""
+    """Return a concrete function as a graph with its variables as constants."""
     with told_by("TensorFlow cannot freeze it", label, None):
+        # Without lowering, control flow stays v2 calls of functions, which import as Relay branches
+        # and loops.
         frozen = convert_variables_to_constants_v2(
             function, lower_control_flow=False, aggressive_inlining=False
         )
     graph = frozen.graph.as_graph_def()
-    given = names or [t.name.partition(":")[0] for t in frozen.inputs]
+    input_names = names or [t.name.partition(":")[0] for t in frozen.inputs]
     inputs = [
         Input(t.name, n, dims_of(t.shape.as_proto()), t.dtype.name)
-        for t, n in zip(frozen.inputs, given, strict=True)
+        for t, n in zip(frozen.inputs, input_names, strict=True)
     ]
     results = _result_names(function, frozen)
     outputs = [(n, t.name) for n, t in zip(results, frozen.outputs, strict=True)]
@@ -264,7 +279,7 @@ def _of_function(function: Any, label: str, names: Sequence[str] = ()) -> Model:
 
 
 def _result_names(function: Any, frozen: Any) -> list[str]:  # noqa: ANN401
-    """The keys of a dictionary of results, else the tensors' own names."""
+    """Return the keys of a dictionary of results, else the tensors' own names."""
     stated = function.structured_outputs
     if isinstance(stated, dict) and len(stated) == len(frozen.outputs):
         return [str(k) for k in sorted(stated)]
@@ -284,30 +299,32 @@ def _frozen(graph: Proto, label: str, outputs: Sequence[str]) -> Model:
     for name in outputs:
         if name.partition(":")[0] not in nodes:
             raise CompileError(f"import {label}: it has no node {name!r}")
-    found = list(outputs) or _ends(graph)
-    pairs = [(name, tensor_name(_plain_name(name, nodes, label))) for name in found]
+    output_names = list(outputs) or _ends(graph)
+    pairs = [(name, tensor_name(_plain_name(name, nodes, label))) for name in output_names]
     library = {f.signature.name: f for f in graph.library.function}
     return Model(label, Graph(nodes, inputs, pairs), library, graph.versions)
 
 
 def _plain_name(name: str, nodes: Mapping[str, Proto], label: str) -> str:
-    """The name of a tensor where bodies of functions have the operator's own name for its result:
-    Identity:output:0 is Identity:0. Raises CompileError for what the operator does not give.
+    """Return a tensor's graph name for its name in a function body: Identity:0 for
+    Identity:output:0.
+
+    Raises CompileError for a result that the operator does not have.
     """
     if name.count(":") != 2:
         return name
     node, result, index = name.split(":")
     declared = op_def_registry.get(nodes[node].op)
-    known = [] if declared is None else [each.name for each in declared.output_arg]
-    if result not in known or not index.isdecimal():
-        there = ", ".join(map(repr, known)) or "nothing"
-        raise CompileError(f"import {label}: {nodes[node].op} {node!r} gives {there}; got {name!r}")
-    before = declared.output_arg[: known.index(result)]
-    return f"{node}:{sum(_count(each, nodes[node]) for each in before) + int(index)}"
+    result_names = [] if declared is None else [argument.name for argument in declared.output_arg]
+    if result not in result_names or not index.isdecimal():
+        valid = ", ".join(map(repr, result_names)) or "nothing"
+        raise CompileError(f"import {label}: {nodes[node].op} {node!r} gives {valid}; got {name!r}")
+    before = declared.output_arg[: result_names.index(result)]
+    return f"{node}:{sum(_count(argument, nodes[node]) for argument in before) + int(index)}"
 
 
 def _count(result: Proto, node: Proto) -> int:
-    """The tensors of one result of an operator."""
+    """Return how many tensors one result of an operator has."""
     if result.type_list_attr:
         return len(node.attr[result.type_list_attr].list.type)
     return int(node.attr[result.number_attr].i) if result.number_attr else 1
@@ -321,12 +338,12 @@ def _placeholder_shape(node: Proto) -> Dims:
 
 
 def _ends(graph: Proto) -> list[str]:
-    """The nodes that nothing takes, but for those of control flow; where there are no others, the
-    ends of loops and choices.
+    """Return the nodes that nothing reads, except control flow; if there are none, the ends of
+    loops and branches.
     """
-    taken = {i.lstrip("^").partition(":")[0] for n in graph.node for i in n.input}
+    read = {i.lstrip("^").partition(":")[0] for n in graph.node for i in n.input}
     switches = {n.name for n in graph.node if n.op in ("Switch", "RefSwitch")}
-    free = [n for n in graph.node if n.name not in taken]
+    free = [n for n in graph.node if n.name not in read]
     ends = [
         n.name
         for n in free

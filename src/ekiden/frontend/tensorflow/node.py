@@ -1,4 +1,4 @@
-"""A node of a graph as converters see it, and the rows that they stand in."""
+"""The node that converters see, and the rows of the converter table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Node(common.AttributeNode):
-    """What a converter is given. graph: where the node stands."""
+    """A node of a GraphDef as converters see it; `graph` is the graph that contains it."""
 
     def __init__(
         self, proto: Proto, inputs: Sequence[Value | None], graph: Graph, outputs: Sequence[str]
@@ -26,52 +26,52 @@ class Node(common.AttributeNode):
         self.proto, self.graph, self.op = proto, graph, str(proto.op)
 
     def has(self, name: str) -> bool:
-        """Whether an attribute is given."""
+        """Return whether an attribute is set."""
         return name in self.proto.attr
 
     def flag(self, name: str) -> bool:
-        """A truth value; False where it is not given."""
+        """Return a boolean attribute; False if it is not set."""
         return bool(self.proto.attr[name].b) if self.has(name) else False
 
     def number(self, name: str, default: int = 0) -> int:
-        """An integer."""
+        """Return an integer attribute."""
         return int(self.proto.attr[name].i) if self.has(name) else default
 
     def real(self, name: str, default: float = 0.0) -> float:
-        """A float."""
+        """Return a float attribute."""
         return float(self.proto.attr[name].f) if self.has(name) else default
 
     def text(self, name: str, default: str = "") -> str:
-        """A string."""
+        """Return a string attribute."""
         return self.proto.attr[name].s.decode() if self.has(name) else default
 
     def ints(self, name: str) -> tuple[int, ...]:
-        """A list of integers."""
+        """Return an attribute that is a list of integers."""
         return tuple(int(i) for i in self.proto.attr[name].list.i) if self.has(name) else ()
 
     def reals(self, name: str) -> tuple[float, ...]:
-        """A list of floats."""
+        """Return an attribute that is a list of floats."""
         return tuple(float(f) for f in self.proto.attr[name].list.f) if self.has(name) else ()
 
     def dtype_of(self, name: str, default: str = "float32") -> str:
-        """A dtype. Raises Unsupported for one of no tensor."""
+        """Return a dtype attribute. Raises Unsupported for a type without tensors here."""
         if not self.has(name):
             return default
-        found = dtype_name(self.proto.attr[name].type)
-        if found in ("string", "resource", "variant", "complex64", "complex128"):
-            self.unsupported(f"its {name!r} is {found}")
-        return found
+        dtype = dtype_name(self.proto.attr[name].type)
+        if dtype in ("string", "resource", "variant", "complex64", "complex128"):
+            self.unsupported(f"its {name!r} is {dtype}")
+        return dtype
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
-        """A shape; None for any."""
+        """Return a shape attribute; None for an unknown rank."""
         return dims_of(self.proto.attr[name].shape) if self.has(name) else None
 
     def function(self, name: str) -> str:
-        """The name of a function of the library."""
+        """Return the name of the library function in an attribute."""
         return str(self.proto.attr[name].func.name)
 
     def functions(self, name: str) -> list[str]:
-        """The names of several."""
+        """Return the names of the library functions in a list attribute."""
         return [str(f.name) for f in self.proto.attr[name].list.func]
 
 
@@ -83,7 +83,7 @@ ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An operator of the table."""
+    """A row of the converter table: operator, converter, evaluation rule."""
 
     op: str
     convert: Converter

@@ -1,5 +1,5 @@
-"""What a graph is made of, seen before it is imported: which outputs are taken, the loops of
-control flow v1 and the choices of it.
+r"""Analysis of a graph before its import: which outputs are read, and the loops and branches of
+control flow v1.
 
     Enter -> Merge -> Switch --true--> body -> NextIteration -> Merge
                |         \\-false-> Exit
@@ -18,8 +18,10 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoopVariable:
-    """What a loop carries. start: the tensor before it; merge, switch: the nodes that hold it;
-    after: the tensor that the next iteration begins with; exit: the node behind the loop, if any.
+    """A variable that a loop carries.
+
+    start: the tensor before the loop; merge, switch: the nodes that hold it; after: the tensor that
+    the next iteration begins with; exit: the node after the loop, if any.
     """
 
     start: str
@@ -31,7 +33,9 @@ class LoopVariable:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A loop. condition: the tensor; invariants: what the body takes from outside."""
+    """A loop of control flow v1. condition: the tensor; invariants: tensors that the body reads
+    from outside.
+    """
 
     variables: Sequence[LoopVariable]
     condition: str
@@ -39,25 +43,26 @@ class Frame:
 
 
 def node_of(tensor: str) -> str:
-    """The node that makes a tensor."""
+    """Return the name of the node that produces a tensor."""
     return tensor.rpartition(":")[0]
 
 
 def data_inputs(node: Proto) -> list[str]:
-    """The tensors that a node takes."""
+    """Return the tensors that a node reads, without control inputs."""
     return [tensor_name(i) for i in node.input if not i.startswith("^")]
 
 
 class Plan:
-    """Of one graph."""
+    """The analysis of one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        taken = [t for n in graph.nodes.values() for t in data_inputs(n)]
-        self.used = {*taken, *(t for _, t in graph.outputs)}
+        read = [t for n in graph.nodes.values() for t in data_inputs(n)]
+        self.used = {*read, *(t for _, t in graph.outputs)}
         self._outputs: dict[str, list[str]] = {}
         for tensor in self.used:
             name, _, index = tensor.rpartition(":")
+            # Bounds the list below: an untrusted model could name output 10**9.
             if not index.isdecimal() or len(index) > 4:
                 raise ImportModelError(f"a node takes {tensor!r}, which is no tensor's name")
             held = self._outputs.setdefault(name, [])
@@ -66,17 +71,17 @@ class Plan:
         self._frames: dict[str, Frame] = {}
 
     def outputs(self, name: str) -> list[str]:
-        """The outputs of a node that anything takes, "" for others."""
+        """Return the outputs of a node that are read; "" for the others."""
         return self._outputs.get(name, [])
 
     def node(self, name: str) -> Proto:
-        """A node. Raises Unsupported where there is none."""
+        """Return a node. Raises Unsupported if there is none."""
         if name not in self.graph.nodes:
             raise Unsupported(f"the graph has no node {name!r}")
         return self.graph.nodes[name]
 
     def source(self, tensor: str) -> str:
-        """What a tensor is but for Identity."""
+        """Return the tensor behind a chain of Identity nodes."""
         nodes = self.graph.nodes
         while node_of(tensor) in nodes and nodes[node_of(tensor)].op == "Identity":
             tensor = data_inputs(nodes[node_of(tensor)])[0]
@@ -84,24 +89,24 @@ class Plan:
 
     def upstream(self, node: Proto) -> list[str]:
         """Return the tensors that a node is made of: its inputs, theirs, and so on."""
-        waiting, seen = data_inputs(node), dict[str, None]()
+        waiting, visited = data_inputs(node), dict[str, None]()
         while waiting:
             tensor = waiting.pop()
-            if tensor not in seen:
-                seen[tensor] = None
+            if tensor not in visited:
+                visited[tensor] = None
                 maker = self.graph.nodes.get(node_of(tensor))
                 waiting += [] if maker is None else data_inputs(maker)
-        return list(seen)
+        return list(visited)
 
     def is_loop(self, merge: Proto) -> bool:
-        """Whether a Merge is that of a loop."""
+        """Return whether a Merge belongs to a loop: one of its inputs is a NextIteration."""
         makers = [self.node(node_of(t)).op for t in data_inputs(merge)]
         return any(op in _AGAIN for op in makers)
 
     # Loops.
 
     def frame(self, exit_: Proto) -> Frame:
-        """The loop that an Exit ends. Raises Unsupported for one of another form."""
+        """Return the loop that an Exit ends. Raises Unsupported for an irregular one."""
         switch = self._maker(exit_, 0, ("Switch", "RefSwitch"))
         enter = self._enter(self._maker(switch, 0, ("Merge", "RefMerge")))
         name = enter.attr["frame_name"].s.decode()
@@ -110,10 +115,10 @@ class Plan:
         return self._frames[name]
 
     def _maker(self, node: Proto, index: int, ops: Sequence[str]) -> Proto:
-        found = self.node(node_of(data_inputs(node)[index]))
-        if found.op not in ops:
-            raise Unsupported(f"expected {ops[0]} before {node.name!r}, got {found.op}")
-        return found
+        producer = self.node(node_of(data_inputs(node)[index]))
+        if producer.op not in ops:
+            raise Unsupported(f"expected {ops[0]} before {node.name!r}, got {producer.op}")
+        return producer
 
     def _enter(self, merge: Proto) -> Proto:
         return self._maker(merge, 0, ("Enter", "RefEnter"))
@@ -139,34 +144,34 @@ class Plan:
         }
         exits = {node_of(data_inputs(n)[0]): n.name for n in nodes if n.op in _EXIT}
         variables = []
-        for each, merge in merges.items():
+        for merge_name, merge in merges.items():
             start = data_inputs(self._enter(merge))[0]
             after = data_inputs(self._maker(merge, 1, _AGAIN))[0]
-            held = switches.get(each, "")
-            variables.append(LoopVariable(start, each, held, after, exits.get(held, "")))
+            held = switches.get(merge_name, "")
+            variables.append(LoopVariable(start, merge_name, held, after, exits.get(held, "")))
         return Frame(variables, condition, sorted(invariants))
 
     # Choices.
 
     def choice(self, merge: Proto) -> tuple[str, Mapping[int, str]]:
-        """The condition of a Merge, or the index of one of many, and the input for each side.
+        """Return the condition of a Merge (the index, for a _SwitchN), and its input for each side.
 
-        Raises Unsupported where its inputs come from no Switch, or from two.
+        Raises Unsupported where its inputs come from no Switch, or from several conditions.
         """
         sides = [(*self._side(i), i) for i in data_inputs(merge)]
-        conditions, found = {s[0] for s in sides}, {s[1]: s[2] for s in sides}
-        if len(conditions) != 1 or sorted(found) != list(range(len(sides))):
+        conditions, by_side = {s[0] for s in sides}, {s[1]: s[2] for s in sides}
+        if len(conditions) != 1 or sorted(by_side) != list(range(len(sides))):
             raise Unsupported("its inputs must come from the sides of one condition")
-        return sides[0][0], found
+        return sides[0][0], by_side
 
     def _side(self, tensor: str) -> tuple[str, int]:
-        """(condition, output of its Switch) that decides whether a tensor is there."""
-        waiting, seen = [(tensor, 0)], set()
+        """Return (condition, output of its Switch) that decides whether a tensor is live."""
+        waiting, visited = [(tensor, 0)], set()
         while waiting:
             at, depth = waiting.pop(0)
-            if (at, depth) in seen:
+            if (at, depth) in visited:
                 continue
-            seen.add((at, depth))
+            visited.add((at, depth))
             name, _, output = at.rpartition(":")
             node = self.node(name)
             if node.op in SWITCHES:
@@ -174,6 +179,8 @@ class Plan:
                     return self.source(data_inputs(node)[1]), int(output)
                 waiting.append((data_inputs(node)[0], depth - 1))
                 continue
+            # Each Merge on the way back closes a nested choice: its Switch does not decide this
+            # tensor.
             inner = depth + (node.op in ("Merge", "RefMerge"))
             if node.op in _EXIT:
                 waiting += [(v.start, depth) for v in self.frame(node).variables]

@@ -26,7 +26,7 @@ assert len(TABLE) == sum(len(family.ROWS) for family in FAMILIES), "an operator 
 
 
 def find(name: str) -> Row:
-    """The row of an operator. Raises Unsupported where there is none."""
+    """Return the row of an operator. Raises Unsupported if there is none."""
     if name not in TABLE:
         raise Unsupported("the operator is not supported")
     return TABLE[name]

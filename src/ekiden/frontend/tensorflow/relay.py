@@ -26,13 +26,22 @@ def from_tensorflow(
     outputs: Sequence[str] | None = None,
     convert_config: Mapping[str, object] | None = None,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """A module, and no parameters: the weights are constants in it. `graph` is a frozen GraphDef.
+    """Return a Relay module of a frozen GraphDef, and no parameters: its weights are constants.
 
-    `shape` replaces the declared shapes of inputs by name; `outputs` are nodes or tensors, without
-    them the last node, or all variables of a loop that the graph ends with, as in TVM. What TVM's
-    `convert_config` chooses between are forms of a product, which are one kernel here: its names
-    are checked, and change nothing. Raises CompileError for others, and for another `layout` than
-    the graph's, which `relay.transform.ConvertLayout` gives.
+    Args:
+        graph: The frozen GraphDef.
+        layout: Must be the graph's, "NHWC" or None: `relay.transform.ConvertLayout` gives others.
+        shape: Shapes of inputs by name, which replace the declared ones.
+        outputs: Nodes or tensors; by default the last node, or all variables of a loop that ends
+            the graph, as in TVM.
+        convert_config: TVM's choices between forms of a product, which are one kernel here: the
+            names are checked, and change nothing.
+
+    Returns:
+        The module, and an empty dictionary.
+
+    Raises:
+        CompileError: Another layout, an unknown entry of convert_config, or not a GraphDef.
     """
     if layout not in ("NHWC", None):
         text = "the graph's layouts stay; relay.transform.ConvertLayout gives others"
@@ -47,7 +56,7 @@ def from_tensorflow(
 
 
 def _last(graph: Proto) -> list[str]:
-    """The last node that gives something; where a loop ends the graph, all variables of it."""
+    """Return the last node with an output; if a loop ends the graph, all of its variables."""
     nodes = [node for node in graph.node if node.op != "NoOp"]
     ends = list(takewhile(lambda node: node.op == "Exit", reversed(nodes)))
     return [node.name for node in reversed(ends or nodes[-1:])]
@@ -56,10 +65,20 @@ def _last(graph: Proto) -> list[str]:
 def from_keras(
     model: object, shape: Mapping[str, Sequence[Dim]] | None = None, layout: str = "NHWC"
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """A module, and no parameters, of a Keras 3 model that computes with TensorFlow.
+    """Return a Relay module of a Keras 3 model that computes with TensorFlow, and no parameters.
 
-    `shape` replaces the shapes of inputs by name. TVM's default layout is "NCHW", in which it
-    transposes what Keras has in "NHWC": here layouts stay, and others are refused.
+    TVM's default layout is "NCHW", to which it transposes Keras's "NHWC"; here layouts stay.
+
+    Args:
+        model: The Keras model.
+        shape: Shapes of inputs by name, which replace the declared ones.
+        layout: Must be "NHWC".
+
+    Returns:
+        The module, and an empty dictionary.
+
+    Raises:
+        CompileError: Another layout, or not a Keras model.
     """
     if layout != "NHWC":
         text = "the model's layouts stay; relay.transform.ConvertLayout gives others"

@@ -1,4 +1,4 @@
-"""What the table of frontends asks of Relay's text (see ekiden.frontend.table.Entry)."""
+"""Entry of the Relay-text frontend (see ekiden.frontend.table.Entry)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ekiden.runtime.errors import ImportModelError
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """The module that a file, or bytes, of Relay's text describes; constants that the text has not
-    in place stand in its section of metadata.
+    """Import the module that a file, or bytes, of Relay text describes.
+
+    Constants that the text does not have inline are read from its metadata section.
 
     Raises ImportModelError for what is no text or cannot be read, ParseError with line, column and
     a caret, and TypeInferenceError.
@@ -34,7 +35,7 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
         where = f"byte {error.start} begins no character of UTF-8"
         raise ImportModelError(f"import {name!r}: no text of Relay: {where}") from error
     module = parse(text, name)
-    if "main" not in {each.name_hint for each in module.functions}:
-        have = ", ".join(f"@{each.name_hint}" for each in module.functions) or "none"
+    if "main" not in {function.name_hint for function in module.functions}:
+        have = ", ".join(f"@{global_var.name_hint}" for global_var in module.functions) or "none"
         raise ImportModelError(f"import {name!r}: a function @main is expected, there are: {have}")
     return ImportedModule(module)

@@ -1,1 +1,1 @@
-"""TensorFlow Lite: models of one flatbuffer, `.tflite`, read by the package `tflite`."""
+"""Importer of TensorFlow Lite: flatbuffer models (`.tflite`), read with the package `tflite`."""

@@ -1,8 +1,7 @@
-"""gemmlowp's functions in fixed point: numbers of 31 bits behind the point, as int64; of arrays, of
-15 too.
+"""gemmlowp's fixed-point functions: int64 numbers with 31 fraction bits; of arrays, with 15 too.
 
-They are Taylor and Newton steps whose roundings are part of what a quantised softmax, and a gate of
-an integer LSTM, mean (google/gemmlowp, fixedpoint/fixedpoint.h describes them).
+They are Taylor and Newton steps whose roundings are part of the definition of a quantised softmax
+and of an integer LSTM's gates (google/gemmlowp, fixedpoint/fixedpoint.h).
 """
 
 from __future__ import annotations
@@ -24,13 +23,15 @@ def _number(value: int) -> Expr:
 
 
 def product(a: Expr, b: Expr) -> Expr:
-    """a * b, midway upward."""
+    """Return a * b, rounded half up (gemmlowp: SaturatingRoundingDoublingHighMul)."""
     wide = op.add(op.multiply(a, b), _number(1 << 30))
     return op.right_shift(wide, _number(31))
 
 
 def shifted(data: Expr, by: Expr) -> Expr:
-    """data / 2**by, midway away from zero; `by` is at least 0."""
+    """Return data / 2**by, rounded half away from zero (gemmlowp: RoundingDivideByPOT); `by` is at
+    least 0.
+    """
     half = op.right_shift(op.left_shift(_number(1), by), _number(1))
     is_below = op.logical_and(op.less(data, _number(0)), op.greater(by, _number(0)))
     moved = op.subtract(op.add(data, half), op.cast(is_below, "int64"))
@@ -46,13 +47,13 @@ def _raised(data: Expr, bits: int) -> Expr:
 
 
 def leading_zeros(data: Expr) -> Expr:
-    """Of 32 bits; none is below 0."""
+    """Return the number of leading zeros of non-negative 32-bit numbers."""
     return reduce(op.add, (op.cast(op.less(data, _number(1 << k)), "int64") for k in range(32)))
 
 
-def _inverse_above_one(rest: Expr) -> Expr:
-    """1 / (1 + x), x from 0 to 1: three of Newton's steps."""
-    half = op.right_shift(op.add(rest, _number(_ONE + 1)), _number(1))
+def _inverse_above_one(fraction: Expr) -> Expr:
+    """Return 1 / (1 + x), x from 0 to 1, by three Newton steps."""
+    half = op.right_shift(op.add(fraction, _number(_ONE + 1)), _number(1))
     x = op.add(_number(1515870810), product(half, _number(-1010580540)))
     for _ in range(3):
         error = op.subtract(_number(1 << 29), product(half, x))
@@ -61,28 +62,33 @@ def _inverse_above_one(rest: Expr) -> Expr:
 
 
 def reciprocal(data: Expr) -> tuple[Expr, Expr]:
-    """(leading zeros of 32 bits, the reciprocal of what stands behind the first one, as 1 + x)."""
+    """Return (leading zeros of 32 bits, 1 / (1 + x)), where 1 + x is the number normalised to its
+    leading bit.
+    """
     zeros = leading_zeros(data)
-    rest = op.subtract(op.left_shift(data, zeros), _number(1 << 31))
-    return zeros, _inverse_above_one(rest)
+    fraction = op.subtract(op.left_shift(data, zeros), _number(1 << 31))
+    return zeros, _inverse_above_one(fraction)
 
 
-def log(data: Expr, whole: int, result: int) -> Expr:
-    """log of numbers from 1 on with `whole` bits before the point, with `result` bits before it.
+def log(data: Expr, integer_bits: int, result: int) -> Expr:
+    """Return the logarithm of numbers >= 1 with `integer_bits` bits before the point, with `result`
+    bits before it.
 
-    A number is a power of two, or of two and a half, times one near to sqrt(sqrt(1 / 2)), about
-    which a quotient of polynomials is the logarithm. Sums have one bit more before the point.
+    A number is a power of two, or of two and a half, times one near sqrt(sqrt(1 / 2)), around which
+    a rational function approximates the logarithm. Sums have one more integer bit.
     """
     behind = 31 - (result + 1)
     middle, quarter = _number(_ROOT_OF_ROOT), _number(1 << 29 >> (result + 1))
     zeros = leading_zeros(data)
     near = product(op.left_shift(data, op.subtract(zeros, _number(1))), _number(_ROOT))
-    power = op.add(op.left_shift(op.subtract(_number(whole), zeros), _number(behind)), quarter)
+    power = op.add(
+        op.left_shift(op.subtract(_number(integer_bits), zeros), _number(behind)), quarter
+    )
     room = op.subtract(leading_zeros(product(data, _number(_ROOT))), _number(1))
-    other = _saturated(op.left_shift(data, room))
-    others = op.left_shift(op.subtract(_number(whole), room), _number(behind))
-    x = op.minimum(_raised(near, 1), other)
-    power = op.maximum(_saturated(power), _saturated(op.subtract(others, quarter)))
+    alternative = _saturated(op.left_shift(data, room))
+    alternative_power = op.left_shift(op.subtract(_number(integer_bits), room), _number(behind))
+    x = op.minimum(_raised(near, 1), alternative)
+    power = op.maximum(_saturated(power), _saturated(op.subtract(alternative_power, quarter)))
     p = op.right_shift(op.add(op.add(x, middle), _number(1)), _number(1))
     q = op.left_shift(op.subtract(x, middle), _number(1))
     square = product(q, q)
@@ -98,8 +104,9 @@ _LOG_TWO, _ROOT, _ROOT_OF_ROOT = 1488522236, 1518500250, 1805811301
 
 
 def inverse_root(data: Expr) -> tuple[Expr, Expr]:
-    """(factor, shift): 1 / sqrt of numbers below 2**31 is factor / 2**(31 + shift), by five of
-    Newton's steps with 3 bits before the point. Of what is not above 1: nearly 1.
+    """Return (factor, shift): 1 / sqrt of numbers below 2**31 is factor / 2**(31 + shift).
+
+    By five Newton steps with 3 integer bits. For numbers not above 1 the result is nearly 1.
     """
     is_large = op.greater_equal(data, _number(1 << 29))
     x = op.where(is_large, op.right_shift(data, _number(2)), data)
@@ -114,6 +121,7 @@ def inverse_root(data: Expr) -> tuple[Expr, Expr]:
         cube = _raised(product(product(root, root), root), 6)
         apart = op.subtract(product(_number(3 << 27), root), product(half, cube))
         root = _raised(apart, 3)
+    # sqrt(1 / 2) with 31 fraction bits.
     root = product(root, _number(1518500250))
     short = op.minimum(shift, _number(0))
     root = op.left_shift(root, op.subtract(_number(0), short))
@@ -134,41 +142,44 @@ _FAR = 5
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Arithmetic on integers of `bits` bits behind the point and a sign: 31 or 15."""
+    """Fixed-point arithmetic on signed integers with `bits` fraction bits: 31 or 15."""
 
     bits: int
 
     def constant(self, value: int) -> int:
-        """A constant that is given with 31 bits, midway away from zero."""
+        """Convert a constant from 31 to `bits` fraction bits, rounding half away from zero."""
         return int(halved(np.asarray(value, np.int64), 31 - self.bits))
 
     def product(self, a: Array, b: Array | int) -> Array:
-        """a * b, midway upward."""
+        """Return a * b, rounded half up and saturated."""
         half = 1 << (self.bits - 1)
         return self.saturated(np.right_shift(np.asarray(a * b + half, np.int64), self.bits))
 
     def saturated(self, data: Array) -> Array:
-        """Numbers within those of the sign and `bits` bits."""
+        """Saturate numbers to the sign and `bits` bits."""
         return np.clip(data, -1 << self.bits, (1 << self.bits) - 1)
 
-    def exp(self, data: Array, whole: int) -> Array:
-        """exp of numbers with `whole` bits before the point, none above 0."""
+    def exp(self, data: Array, integer_bits: int) -> Array:
+        """Return exp of non-positive numbers with `integer_bits` bits before the point."""
         data = data.astype(np.int64)
-        behind = self.bits - whole
+        behind = self.bits - integer_bits
         quarter = 1 << (behind - 2)
-        rest = (data & (quarter - 1)) - quarter
-        made = self._exp_near_zero(rest << whole)
-        left = rest - data
+        remainder = (data & (quarter - 1)) - quarter
+        exponential = self._exp_near_zero(remainder << integer_bits)
+        quarters = remainder - data
+        # Barrel shifter: each set bit of the quarters multiplies by its precomputed exponential.
         for exponent, factor in _STEPS:
-            if exponent < whole:
-                is_set = (left & (1 << (behind + exponent))) != 0
-                made = np.where(is_set, self.product(made, self.constant(factor)), made)
-        if whole > _FAR:
-            made = np.where(data < -32 << behind, 0, made)
-        return np.where(data == 0, (1 << self.bits) - 1, made)
+            if exponent < integer_bits:
+                is_set = (quarters & (1 << (behind + exponent))) != 0
+                exponential = np.where(
+                    is_set, self.product(exponential, self.constant(factor)), exponential
+                )
+        if integer_bits > _FAR:
+            exponential = np.where(data < -32 << behind, 0, exponential)
+        return np.where(data == 0, (1 << self.bits) - 1, exponential)
 
     def _exp_near_zero(self, data: Array) -> Array:
-        """Of numbers from -1/4 to 0: Taylor's expansion about -1/8."""
+        """Return exp of numbers from -1/4 to 0 by Taylor's expansion around -1/8."""
         start, third = self.constant(1895147668), self.constant(715827883)
         x = data + (1 << (self.bits - 3))
         x2 = self.product(x, x)
@@ -177,7 +188,7 @@ class Fixed:
         return self.saturated(start + self.product(x + tail, start))
 
     def _inverse(self, data: Array) -> Array:
-        """2 / (1 + x) of x from 0 to 1, with 2 bits before the point: Newton's steps."""
+        """Return 2 / (1 + x) for x from 0 to 1, with 2 integer bits, by Newton steps."""
         half = (data + (1 << self.bits)) >> 1
         x = self.constant(1515870810) + self.product(half, self.constant(-1010580540))
         one = 1 << (self.bits - 2)
@@ -187,27 +198,29 @@ class Fixed:
         return x
 
     def reciprocal(self, data: Array) -> tuple[Array, Array]:
-        """(leading zeros of `bits` + 1 bits, the reciprocal of what stands behind the first one, as
-        1 + x) of whole numbers above 0.
+        """Return (leading zeros of `bits` + 1 bits, 1 / (1 + x)) of positive integers, where 1 + x
+        is the number normalised to its leading bit.
         """
         zeros = self.bits + 1 - np.frexp(data.astype(np.float64))[1].astype(np.int64)
-        rest = (data << zeros) - (1 << self.bits)
-        return zeros, self.saturated(self._inverse(rest) << 1)
+        fraction = (data << zeros) - (1 << self.bits)
+        return zeros, self.saturated(self._inverse(fraction) << 1)
 
-    def sigmoid(self, data: Array, whole: int) -> Array:
-        """1 / (1 + exp(-x)) of numbers with `whole` bits before the point."""
-        above = self.saturated(self._inverse(self.exp(-np.abs(data), whole)) << 1)
-        made = np.where(data > 0, above, (1 << self.bits) - 1 - above)
-        return np.where(data == 0, 1 << (self.bits - 1), made)
+    def sigmoid(self, data: Array, integer_bits: int) -> Array:
+        """Return 1 / (1 + exp(-x)) of numbers with `integer_bits` bits before the point."""
+        above = self.saturated(self._inverse(self.exp(-np.abs(data), integer_bits)) << 1)
+        logistic = np.where(data > 0, above, (1 << self.bits) - 1 - above)
+        return np.where(data == 0, 1 << (self.bits - 1), logistic)
 
-    def tanh(self, data: Array, whole: int) -> Array:
-        """(1 - exp(-2 x)) / (1 + exp(-2 x)), likewise."""
-        inverse = self._inverse(self.exp(-np.abs(data), whole + 1))
-        made = self.saturated((inverse - (1 << (self.bits - 2))) << 2)
-        return np.where(data == 0, 0, np.where(data < 0, -made, made))
+    def tanh(self, data: Array, integer_bits: int) -> Array:
+        """Return (1 - exp(-2 x)) / (1 + exp(-2 x)) of numbers with `integer_bits` bits before the
+        point.
+        """
+        inverse = self._inverse(self.exp(-np.abs(data), integer_bits + 1))
+        magnitude = self.saturated((inverse - (1 << (self.bits - 2))) << 2)
+        return np.where(data == 0, 0, np.where(data < 0, -magnitude, magnitude))
 
 
 def halved(data: Array, bits: int | Array) -> Array:
-    """data / 2**bits, midway away from zero; `bits` from 0 to 62."""
+    """Return data / 2**bits, rounded half away from zero; `bits` from 0 to 62."""
     moved = np.asarray(data + (1 << bits >> 1) - (data < 0), np.int64)
     return np.right_shift(moved, bits)

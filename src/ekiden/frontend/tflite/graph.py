@@ -1,4 +1,4 @@
-"""One graph of a model, the main one or one that an operator runs: the walk over its operators."""
+"""Walk over the operators of one graph of a model: the main one, or one that an operator runs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ INTEGERS = ("int8", "uint8", "int16")
 
 
 class Variables:
-    """What a model keeps between runs, by name: what it is now, and what it is at first.
+    """Variables that persist between runs, by name, with their current and initial values.
 
-    Those that CALL_ONCE fills, and tensors that operators change, are inputs of `main`; one that
-    each run assigns before it reads is none.
+    Those that CALL_ONCE initialises, and tensors that operators change, are inputs of `main`; one
+    that each run assigns before it reads is not.
     """
 
     def __init__(self, main: Main) -> None:
@@ -47,19 +47,21 @@ class Variables:
         """Whether CALL_ONCE is being imported."""
 
     def add(self, name: str, array: Array) -> Value:
-        """A new one that begins as an array."""
+        """Add a variable with an initial array."""
         self.initial[name] = array
         self.now[name] = self.main.tensor(name, constant(array).type)
         return self.now[name]
 
     def read(self, name: str) -> Value:
-        """Its value where the import stands. Raises Unsupported where none was assigned before."""
+        """Return a variable's value at this point of the import. Raises Unsupported where none was
+        assigned before.
+        """
         if name not in self.now:
             raise Unsupported(f"the variable {name!r} is read before it has a value")
         return self.now[name]
 
     def assign(self, name: str, value: Value) -> None:
-        """Give it another value. Raises Unsupported where its first is no constant."""
+        """Assign a variable. Raises Unsupported where its initial value is not constant."""
         if not self.is_initial:
             self.now[name] = value
         elif value.array is None:
@@ -69,7 +71,7 @@ class Variables:
 
 
 class Shared(Walk):
-    """What all graphs of one import have in common."""
+    """State shared by all graphs of one import."""
 
     def __init__(self, model: Model, scope: Scope, main: Main) -> None:
         super().__init__(model.label, scope)
@@ -79,7 +81,7 @@ class Shared(Walk):
 
 
 class Graph:
-    """A graph being imported."""
+    """Graph under import."""
 
     def __init__(self, graph: Subgraph, shared: Shared) -> None:
         self.graph, self.shared = graph, shared
@@ -89,21 +91,23 @@ class Graph:
         """Tensors of operators that are not supported, and of what comes after them."""
 
     def inside(self, index: int) -> Graph:
-        """Another graph of the model. Raises ImportModelError if there is no such graph."""
+        """Return another graph of the model. Raises ImportModelError if there is no such graph."""
         if not 0 <= index < len(self.shared.model.graphs):
             raise ImportModelError(f"there is no subgraph {index}")
         return Graph(self.shared.model.graphs[index], self.shared)
 
     @property
     def names(self) -> list[str]:
-        """The names of its inputs."""
+        """Return the names of the graph's inputs."""
         return [self.graph.tensors[i].name for i in self.graph.inputs]
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """The outputs for these inputs. Raises Unsupported when an operator is."""
+        """Import the graph for these inputs; return its outputs. Raises Unsupported when an
+        operator does.
+        """
         if len(inputs) != len(self.graph.inputs):
-            want, got = len(inputs), len(self.graph.inputs)
-            raise Unsupported(f"expected a graph of {want} inputs, got one of {got}")
+            expected, actual = len(inputs), len(self.graph.inputs)
+            raise Unsupported(f"expected a graph of {expected} inputs, got one of {actual}")
         self.env = CaseValues(self.shared.scope, self.shared.problems)
         self.put_inputs(inputs)
         around, self.shared.is_nested = self.shared.is_nested, True
@@ -116,7 +120,7 @@ class Graph:
         return self.outputs()
 
     def put_inputs(self, inputs: Sequence[Value]) -> None:
-        """Give its inputs these values."""
+        """Bind the graph's inputs to these values."""
         names = (self.graph.tensors[i].name for i in self.graph.inputs)
         self.env.put(dict(zip(names, inputs, strict=True)))
 
@@ -148,8 +152,9 @@ class Graph:
             return
 
         def convert() -> None:
-            """Import it in one case. Raises Unsupported where that changes a variable, which has
-            one value in all."""
+            """Import the operator in one case. Raises UnsupportedError where that changes a
+            variable, which has one value in all cases.
+            """
             before = dict(self.shared.variables.now)
             self._import(operation, live)
             if self.shared.variables.now != before:
@@ -168,11 +173,13 @@ class Graph:
         return f"{operation.code} #{operation.index} {' '.join(outputs)}".strip()
 
     def outputs(self) -> list[Value]:
-        """What it gives, once its operators are imported."""
+        """Return the graph's outputs, once its operators are imported."""
         return [self.value(i) for i in self.graph.outputs]
 
     def value(self, index: int) -> Value:
-        """A tensor that is made or constant. Raises ImportModelError where nothing makes it."""
+        """Return a computed or constant tensor. Raises ImportModelError where nothing
+        computes it.
+        """
         tensor = self.graph.tensors[index]
         if tensor.name in self.env:
             return self.env[tensor.name]
@@ -189,7 +196,7 @@ class Graph:
         return self.env[tensor.name]
 
     def _kept(self, tensor: Tensor) -> Value:
-        """A tensor that an operator changes: zero at first."""
+        """Return a variable tensor, which operators change; it is zero at first."""
         variables = self.shared.variables
         if tensor.name in variables.now:
             return variables.now[tensor.name]
@@ -209,8 +216,8 @@ class Graph:
         if self.failed.intersection(operation.inputs):
             self.failed.update(operation.outputs)  # made of what has been reported
             return
-        given = {t.name: self.env.get(t.name) for t in ins if t is not None}
-        named = {n: v for n, v in given.items() if not isinstance(v, NoTensor)}
+        input_values = {t.name: self.env.get(t.name) for t in ins if t is not None}
+        named = {n: v for n, v in input_values.items() if not isinstance(v, NoTensor)}
         self.failed.update(operation.outputs or [-2])  # until they are made
         with self.shared.at(name, named):
             row = find(operation.code)
@@ -218,9 +225,9 @@ class Graph:
             values = [None if t is None else self.value(t.index) for t in ins]
             node = Node(operation, name, values, self, ins, outs)
             with fitting("its tensors or options do not fit the operator"):
-                found = _apply(row, node)
-            made = self.shared.outputs(found, node.output_names)
-            checked = {t.name: _checked(made[t.name], t) for t in outs if t.name in made}
+                results = _apply(row, node)
+            outputs = self.shared.outputs(results, node.output_names)
+            checked = {t.name: _checked(outputs[t.name], t) for t in outs if t.name in outputs}
             if row.rule is not None and len(outs) == 1 and outs[0].name in checked:
                 checked[outs[0].name] = _followed(row, node, checked[outs[0].name])
             self.env.put(checked)
@@ -228,18 +235,20 @@ class Graph:
 
 
 def _followed(row: Row, node: Node, value: Value) -> Value:
-    """Return an output that is computed from data, with what is known of its elements."""
+    """Return an output computed from data, with what is known of its elements."""
     rule = row.rule
     assert rule is not None
-    return rules.followed(node.scope, node.inputs, lambda each: rule(node, each), value)
+    return rules.followed(node.scope, node.inputs, lambda elements: rule(node, elements), value)
 
 
 def _apply(row: Row, node: Node) -> Result:
     rule = row.rule
     if rule is not None:
-        found = rules.evaluated(node.inputs, lambda each: rule(node, each), node.outs[0].dtype)
-        if found is not None:
-            return found
+        known_result = rules.evaluated(
+            node.inputs, lambda elements: rule(node, elements), node.outs[0].dtype
+        )
+        if known_result is not None:
+            return known_result
     convert = row.convert
     if row.hybrid is not None and is_hybrid(node):
         convert = row.hybrid
@@ -249,7 +258,7 @@ def _apply(row: Row, node: Node) -> Result:
 
 
 def _checked(value: Value, tensor: Tensor) -> Value:
-    """Raises Unsupported for an output of another dtype than the model says."""
+    """Return an output. Raises Unsupported where its dtype differs from the model's."""
     if isinstance(value, NoTensor):
         return value
     if value.type.dtype != tensor.stored:
@@ -258,28 +267,31 @@ def _checked(value: Value, tensor: Tensor) -> Value:
 
 
 def _check(row: Row, ins: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
-    """Raise Unsupported for tensors that a converter does not know how to take."""
-    for each in (*(t for t in ins if t is not None), *outs):
-        if not row.takes(each):
-            raise Unsupported(each.why)
+    """Raise Unsupported for tensors that a row does not support."""
+    for tensor in (*(t for t in ins if t is not None), *outs):
+        if not row.takes(tensor):
+            raise Unsupported(tensor.why)
     _check_quantization(row, ins, outs)
 
 
 def _check_quantization(row: Row, ins: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
-    """Raise Unsupported for quantised tensors that a converter does not know how to take."""
+    """Raise Unsupported for quantised tensors that a row does not support."""
     if row.quantized is Quantized.OWN:
         return
     if row.integer is not None:
-        for each in (t for t in (*ins, *outs) if t is not None and t.quantization is not None):
-            if each.dtype == "int16" and not row.is_wide:
-                raise Unsupported(f"{each} is int16: kernels of quantised int8 and uint8 are here")
+        for tensor in (t for t in (*ins, *outs) if t is not None and t.quantization is not None):
+            if tensor.dtype == "int16" and not row.is_wide:
+                raise Unsupported(
+                    f"{tensor} is int16: kernels of quantised int8 and uint8 are here"
+                )
         return
     moved = [t for i, t in enumerate(ins) if t is not None and (not row.data or i in row.data)]
-    for each in (*(t for t in ins if t is not None), *outs):
-        if each.quantization is None or each.dtype not in INTEGERS:
+    for tensor in (*(t for t in ins if t is not None), *outs):
+        if tensor.quantization is None or tensor.dtype not in INTEGERS:
             continue
         if row.quantized is Quantized.REFUSED:
-            raise Unsupported(f"{each} is quantised: {each.dtype}")
+            raise Unsupported(f"{tensor} is quantised: {tensor.dtype}")
+    # Moved numbers keep their meaning only where all tensors share one scale and zero point.
     if row.quantized is Quantized.MOVED:
         kinds = {t.quantization and (t.quantization.scale, t.quantization.zero_point)
                  for t in (*moved, *outs) if t.dtype in INTEGERS}  # fmt: skip

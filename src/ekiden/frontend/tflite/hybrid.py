@@ -34,48 +34,50 @@ _SIGN = 128
 
 
 def is_hybrid(node: Node) -> bool:
-    """Whether an operator is given data of float32 and weights of int8."""
+    """Return whether an operator has float32 data and int8 weights."""
     return [t.dtype for t in node.ins[:2] if t is not None] == ["float32", "int8"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Data as levels of uint8; the scale (float32) and the zero point (int32) of each of its rows,
-    with 1 for all axes but the first."""
+    """Quantised rows: uint8 levels, and each row's scale (float32) and zero point (int32), with
+    extent 1 for all axes but the first.
+    """
 
     levels: Expr
     scale: Expr
     point: Expr
 
     def numbers(self, sums: Expr, weight_sums: Expr, scales: Expr) -> Expr:
-        """What sums of levels times weights (int32) stand for; the sums of the weights and their
-        scales broadcast over them."""
+        """Dequantize sums of levels times weights (int32); the weights' sums and scales broadcast
+        over them.
+        """
         centred = op.subtract(sums, op.multiply(self.point, weight_sums))
         return op.multiply(op.cast(centred, "float32"), op.multiply(self.scale, scales))
 
 
 def quantized(data: Expr, rank: int, asymmetric: bool) -> Rows:
-    """Rows of float32 as levels."""
+    """Quantise rows of float32."""
     axes = tuple(range(1, rank))
     low, high = (f(data, axis=axes, keepdims=True) for f in (op.min, op.max))
     scale, point = (_asymmetric if asymmetric else _symmetric)(low, high)
-    least = -128.0 if asymmetric else -127.0
+    # Symmetric quantization uses [-127, 127], so that the negative of every level is a level.
+    lowest_level = -128.0 if asymmetric else -127.0
     moved = op.multiply(data, op.divide(const(np.float32(1)), scale))
-    nearest = op.clip(away(op.add(moved, point), "float32"), least, 127.0)
+    nearest = op.clip(away(op.add(moved, point), "float32"), lowest_level, 127.0)
     levels = op.cast(op.add(nearest, const(np.float32(_SIGN))), "uint8")
     return Rows(levels, scale, op.cast(op.add(point, const(np.float32(_SIGN))), "int32"))
 
 
 class Operand:
-    """Rows of floats that are multiplied with weights of floats or bytes; their levels are made
-    once."""
+    """Float rows that are multiplied by float or int8 weights; they are quantised once."""
 
     def __init__(self, node: Node, data: Expr) -> None:
         self.node, self.data = node, data
         self._rows: Rows | None = None
 
     def times(self, weight: int) -> Expr:
-        """The product with the rows of an input."""
+        """Return the product with the weights of an input."""
         tensor, values = self.node.ins[weight], self.node.expr(weight)
         if tensor is None or tensor.dtype != "int8":
             return op.nn.dense(self.data, values)
@@ -87,7 +89,7 @@ class Operand:
 
 
 def real(node: Node, index: int) -> Expr:
-    """An input of floats, or of bytes that kernels make floats of first."""
+    """Return a float input, or an int8 one dequantized, as the kernels do first."""
     tensor = node.ins[index]
     if tensor is None or tensor.dtype != "int8":
         return node.expr(index)
@@ -99,7 +101,9 @@ def _number(value: float) -> Expr:
 
 
 def _asymmetric(low: Expr, high: Expr) -> tuple[Expr, Expr]:
-    """In float64, as the kernels do: the end that is nearer to 0 in steps says where 0 is."""
+    """Return scale and zero point in float64, as the kernels: the end nearer to 0 in steps
+    determines the zero point.
+    """
     low = op.cast(op.minimum(low, const(np.float32(0))), "float64")
     high = op.cast(op.maximum(high, const(np.float32(0))), "float64")
     scale = op.divide(op.subtract(high, low), _number(255))
@@ -119,14 +123,16 @@ def _symmetric(low: Expr, high: Expr) -> tuple[Expr, Expr]:
 
 
 def weight_scales(node: Node, weight: int) -> Expr:
-    """One scale of the weights, or one for each output channel."""
-    found = steps_of(node, node.ins[weight])
-    if any(found.zero_point):
+    """Return the scale of the weights, or one for each output channel. Raises Unsupported for a
+    zero point.
+    """
+    quantization = steps_of(node, node.ins[weight])
+    if any(quantization.zero_point):
         node.unsupported(f"{node.ins[weight]} has a zero point: hybrid kernels take none")
-    scales = np.array(found.scale, np.float32)
+    scales = np.array(quantization.scale, np.float32)
     return const(scales.reshape(()) if scales.size == 1 else scales)
 
 
 def weight_sums(weight: Expr, axes: Sequence[int]) -> Expr:
-    """The sums over all axes but that of the output channels."""
+    """Return the int32 sums over all axes but that of the output channels."""
     return op.sum(op.cast(weight, "int32"), axis=tuple(axes))

@@ -1,4 +1,4 @@
-"""From a model of TensorFlow Lite to a module: its inputs, its operators, its outputs."""
+"""Import of a TensorFlow Lite model as a module: its inputs, operators and outputs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,22 @@ from ekiden.runtime.errors import CompileError, ImportModelError, UnsupportedErr
 def import_tflite(
     source: object, shape: Shapes | None = None, signature: str | None = ""
 ) -> ImportedModule:
-    """A module whose `main` computes a model, from a path or bytes.
+    """Import a model, a path or bytes, as a module whose `main` computes it.
 
-    Extents that the model leaves open are symbolic; `shape` replaces those of inputs by name.
-    `signature` is one of the model's, which need not be named where it has one alone; its names are
-    those of inputs and outputs, else the tensors' own. None is none of them: the first graph, by
-    the names of its tensors.
-    Raises UnsupportedError listing every operator that cannot be imported, ImportModelError for a
-    broken model, CompileError for a signature or a shape that the model has not.
+    Extents that the model leaves open are symbolic.
+
+    Args:
+        source: the model.
+        shape: replaces the shapes of inputs by name.
+        signature: one of the model's, which need not be named where there is only one; its names
+        are
+            those of inputs and outputs, else the tensors' own. None stands for the first graph, by
+            the names of its tensors.
+
+    Raises:
+        UnsupportedError: listing every operator that cannot be imported.
+        ImportModelError: for a broken model.
+        CompileError: for a signature or an input that the model lacks.
     """
     model = read_model(source)
     chosen = _signature(model, signature)
@@ -41,11 +49,11 @@ def import_tflite(
 def _signature(model: Model, name: str | None) -> Signature:
     if name is None:
         return Signature(0, {}, {})
-    known = ", ".join(map(repr, model.signatures)) or "none"
+    available = ", ".join(map(repr, model.signatures)) or "none"
     if name and name not in model.signatures:
-        raise CompileError(f"import {model.label}: no signature {name!r}; it has {known}")
+        raise CompileError(f"import {model.label}: no signature {name!r}; it has {available}")
     if not name and len(model.signatures) > 1:
-        text = f"it has the signatures {known}: choose one, signature=..."
+        text = f"it has the signatures {available}: choose one, signature=..."
         raise CompileError(f"import {model.label}: {text}")
     if name:
         return model.signatures[name]
@@ -53,7 +61,7 @@ def _signature(model: Model, name: str | None) -> Signature:
 
 
 class _Importer:
-    """One attempt, with what is known so far about the dimensions."""
+    """One import attempt, with the facts known so far about dimensions."""
 
     def __init__(self, model: Model, signature: Signature, facts: Facts) -> None:
         self.label, self.signature = model.label, signature
@@ -69,8 +77,8 @@ class _Importer:
         names = [self.signature.inputs.get(i, tensors[i].name) for i in self.subgraph.inputs]
         for name in shapes:
             if name not in names:
-                known = ", ".join(map(repr, names)) or "none"
-                text = f"shape: no input {name!r}; it has {known}"
+                available = ", ".join(map(repr, names)) or "none"
+                text = f"shape: no input {name!r}; it has {available}"
                 raise CompileError(f"import {self.label}: {text}")
         self._check_ranks(names, shapes)
         pairs = zip(self.subgraph.inputs, names, strict=True)
@@ -98,7 +106,7 @@ class _Importer:
         )
 
     def _after(self, name: str) -> Value:
-        """A variable after a run. Raises UnsupportedError where it changes its type."""
+        """Return a variable's value after a run. Raises UnsupportedError where its type changes."""
         value, first = self.shared.variables.now[name], self.shared.variables.initial[name]
         kind = constant(first).type
         if type_text(value.kind) != type_text(kind):
@@ -107,7 +115,7 @@ class _Importer:
         return value
 
     def _check_ranks(self, names: Sequence[str], shapes: Shapes) -> None:
-        """Raise UnrankedInputError for inputs whose rank neither the model nor `shapes` says."""
+        """Raise UnrankedInputError for inputs whose rank neither the model nor `shapes` states."""
         tensors, stated = self.subgraph.tensors, list[StatedInput]()
         for index, name in zip(self.subgraph.inputs, names, strict=True):
             tensor, dims = tensors[index], shapes.get(name)
@@ -118,12 +126,12 @@ class _Importer:
                    for i in self.subgraph.outputs]  # fmt: skip
         check_ranks(self.label, stated, outputs)
 
-    def _input(self, tensor: Tensor, name: str, given: object) -> Value:
+    def _input(self, tensor: Tensor, name: str, stated_shape: object) -> Value:
         if not tensor.is_supported:
             raise UnsupportedError(f"import {self.label}: input {name!r}: {tensor.why}")
         dims: Dims = [d if d >= 0 else None for d in tensor.shape]
-        if given is not None:
-            dims = given_dims(name, given)
+        if stated_shape is not None:
+            dims = given_dims(name, stated_shape)
             if len(dims) != len(tensor.shape) and not tensor.is_unranked:
                 text = f"shape of the input {name!r}: expected {len(tensor.shape)} dimensions"
                 raise CompileError(f"import {self.label}: {text}, got {len(dims)}")
@@ -132,6 +140,6 @@ class _Importer:
 
 
 def _wanted(graph: Subgraph) -> set[str]:
-    """The names of the tensors that anything takes."""
-    wanted = {i for o in graph.operations for i in o.inputs} | set(graph.outputs)
-    return {graph.tensors[i].name for i in wanted if i >= 0}
+    """Return the names of the tensors that are used."""
+    used = {i for o in graph.operations for i in o.inputs} | set(graph.outputs)
+    return {graph.tensors[i].name for i in used if i >= 0}

@@ -1,5 +1,4 @@
-"""The arithmetic of TensorFlow Lite's integer kernels: quantised tensors as the expressions of
-their numbers, bit for bit what the reference kernels give.
+"""Arithmetic of TensorFlow Lite's integer kernels, bit for bit that of the reference kernels.
 
     real value = scale * (number - point)
     a product with a real number = a product with an integer of 31 bits and a shift, rounded twice
@@ -29,7 +28,7 @@ DTYPES = ("int8", "uint8", "int16")
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """How a tensor is quantised: one scale, one zero point."""
+    """Per-tensor quantization: scale, zero point and dtype."""
 
     scale: np.float32
     point: int
@@ -37,24 +36,26 @@ class Levels:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The least and the largest number."""
+        """Return the least and the greatest number."""
         span = 1 << 8 * to_numpy(self.dtype).itemsize
         return (0, span - 1) if self.dtype == "uint8" else (-span // 2, span // 2 - 1)
 
     def number(self, real: float) -> int:
-        """The number nearest to a real value, midway away from zero; it may be out of limits."""
+        """Quantise a real value, rounding half away from zero; the result may exceed the limits."""
         steps = np.float32(real) / self.scale
         return self.point + int(np.trunc(steps + np.copysign(np.float32(0.5), steps)))
 
 
 def is_quantized(node: Node) -> bool:
-    """Whether one of the tensors of an operator is quantised."""
-    found = [t for t in (*node.ins, *node.outs) if t is not None and t.quantization is not None]
-    return any(t.dtype in ("int8", "uint8", "int16", "int4") for t in found)
+    """Return whether one of an operator's tensors is quantised."""
+    candidates = [
+        t for t in (*node.ins, *node.outs) if t is not None and t.quantization is not None
+    ]
+    return any(t.dtype in ("int8", "uint8", "int16", "int4") for t in candidates)
 
 
 def steps_of(node: Node, tensor: Tensor | None) -> Quantization:
-    """The scales of a tensor of `DTYPES`."""
+    """Return the quantization of a tensor of `DTYPES`. Raises Unsupported for another."""
     if tensor is None or tensor.quantization is None or tensor.dtype not in DTYPES:
         kind = "missing" if tensor is None else tensor.dtype
         node.unsupported(f"{tensor} is {kind}: kernels of quantised int8, uint8, int16 are here")
@@ -62,44 +63,50 @@ def steps_of(node: Node, tensor: Tensor | None) -> Quantization:
 
 
 def levels(node: Node, tensor: Tensor | None) -> Levels:
-    """How a tensor is quantised, that has one scale."""
-    found = steps_of(node, tensor)
+    """Return the quantization of a per-tensor quantised tensor. Raises Unsupported for several
+    scales.
+    """
+    quantization = steps_of(node, tensor)
     assert tensor is not None
-    if len(found.scale) != 1:
+    if len(quantization.scale) != 1:
         node.unsupported(f"{tensor} has several scales")
-    return Levels(np.float32(found.scale[0]), found.zero_point[0], tensor.dtype)
+    return Levels(np.float32(quantization.scale[0]), quantization.zero_point[0], tensor.dtype)
 
 
 def centred(data: Expr, point: int) -> Expr:
-    """Numbers as int32, less the zero point."""
+    """Return numbers as int32, less the zero point."""
     wide = op.cast(data, "int32")
     return op.subtract(wide, const(np.int32(point))) if point else wide
 
 
 def scaled(data: Expr, multiplier: float | Array) -> Expr:
-    """int32 numbers times real ones, rounded as the reference kernels do."""
+    """Multiply int32 numbers by a real multiplier, rounded as the reference kernels do (twice)."""
     return times(data, multiplier, "TWICE")
 
 
 def scaled_once(data: Expr, multiplier: float | Array) -> Expr:
-    """The same, rounded once, as the kernel of FULLY_CONNECTED does."""
+    """Multiply int32 numbers by a real multiplier, rounded once, as FULLY_CONNECTED's
+    kernel does.
+    """
     return times(data, multiplier)
 
 
 def scaled_upward(data: Expr, multiplier: float) -> Expr:
-    """The same, rounded twice, midway upward: how ruy does where its results are of int16."""
-    whole, exponent = (int(n) for n in fixed_point(np.asarray(multiplier, np.float64)))
-    high = times_whole(data, whole, max(exponent, 0), "TWICE")
+    """Multiply int32 numbers by a real multiplier, rounded twice, half up, as ruy does for int16
+    results.
+    """
+    mantissa, exponent = (int(n) for n in fixed_point(np.asarray(multiplier, np.float64)))
+    high = times_whole(data, mantissa, max(exponent, 0), "TWICE")
     shift = max(-exponent, 0)
     return op.right_shift(op.add(high, const(np.int32(1 << shift >> 1))), const(np.int32(shift)))
 
 
 def scaled_wide(data: Expr, multiplier: float | Array) -> Expr:
-    """int64 sums times real numbers as integers of 15 bits, rounded once: how the kernels of int16
-    do.
+    """Multiply int64 sums by a real multiplier with a 15-bit mantissa, rounded once, as the int16
+    kernels do.
     """
-    whole, exponent = fixed_point(np.asarray(multiplier, np.float64))
-    short = np.minimum((whole + (1 << 15)) >> 16, (1 << 15) - 1)
+    mantissa, exponent = fixed_point(np.asarray(multiplier, np.float64))
+    short = np.minimum((mantissa + (1 << 15)) >> 16, (1 << 15) - 1)
     shift = 15 - exponent
     half = np.left_shift(np.int64(1), shift - 1)
     moved = op.add(op.multiply(data, const(short)), const(half))
@@ -107,22 +114,25 @@ def scaled_wide(data: Expr, multiplier: float | Array) -> Expr:
 
 
 def scaled_long(data: Expr, multiplier: float | Array) -> Expr:
-    """int64 sums of up to 47 bits times real numbers as integers of 31 bits, rounded once: the
-    kernel of FULLY_CONNECTED again. The upper bits are multiplied apart from the lower 16.
+    """Multiply int64 sums of up to 47 bits by a real multiplier with a 31-bit mantissa, rounded
+    once, as FULLY_CONNECTED's kernel does.
+
+    The upper bits and the lower 16 are multiplied separately, so that neither product overflows
+    int64.
     """
-    whole, exponent = fixed_point(np.asarray(multiplier, np.float64))
+    mantissa, exponent = fixed_point(np.asarray(multiplier, np.float64))
     shift = 31 - exponent
     upper = op.right_shift(data, const(np.int64(16)))
-    lower = op.multiply(op.bitwise_and(data, const(np.int64(0xFFFF))), const(whole))
+    lower = op.multiply(op.bitwise_and(data, const(np.int64(0xFFFF))), const(mantissa))
     half = const(np.left_shift(np.int64(1), shift - 1))
     carried = op.right_shift(op.add(lower, half), const(np.int64(16)))
-    made = op.add(op.multiply(upper, const(whole)), carried)
-    return op.cast(op.right_shift(made, const(shift - 16)), "int32")
+    products = op.add(op.multiply(upper, const(mantissa)), carried)
+    return op.cast(op.right_shift(products, const(shift - 16)), "int32")
 
 
 def stored(node: Node, data: Expr) -> Expr:
-    """int32 steps from the zero point as the output's numbers, between the limits of its dtype and
-    those of the fused activation.
+    """Return int32 steps from the zero point as the output's numbers, clipped to its dtype and the
+    fused activation.
     """
     result = levels(node, node.outs[0])
     moved = op.add(data, const(np.int32(result.point))) if result.point else data
@@ -130,15 +140,17 @@ def stored(node: Node, data: Expr) -> Expr:
 
 
 def fused_limits(node: Node) -> tuple[int, int]:
-    """The least and the largest number that the output's dtype and the fused activation leave."""
+    """Return the least and the greatest number that the output's dtype and fused
+    activation admit.
+    """
     result = levels(node, node.outs[0])
     kind = node.option("FusedActivationFunction") if _is_fused(node) else 0
     if kind not in LIMITS:
         node.unsupported(f"the fused activation {kind} is not supported of {result.dtype}")
     low, high = result.limits
-    least, most = LIMITS[kind]
-    low = low if least is None else max(low, result.number(least))
-    return low, high if most is None else min(high, result.number(most))
+    real_low, real_high = LIMITS[kind]
+    low = low if real_low is None else max(low, result.number(real_low))
+    return low, high if real_high is None else min(high, result.number(real_high))
 
 
 def _is_fused(node: Node) -> bool:
@@ -152,33 +164,35 @@ LIMITS: dict[int, tuple[float | None, float | None]] = {
 
 
 def tabled(node: Node, function: Callable[[Array], Array]) -> Expr:
-    """A function of one number, as a table of what it gives for each that may come; beyond the
-    limits of the output it gives these.
+    """Evaluate a function of one number by a lookup table of all input values, clipped to the
+    output's limits.
     """
     source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
     first, last = source.limits
     with np.errstate(all="ignore"):
-        made = function(np.arange(first, last + 1, dtype=np.int64))
-    table = np.clip(made, *result.limits).astype(to_numpy(result.dtype))
+        results = function(np.arange(first, last + 1, dtype=np.int64))
+    table = np.clip(results, *result.limits).astype(to_numpy(result.dtype))
     index = op.cast(node.expr(0), "int32")
     index = op.subtract(index, const(np.int32(first))) if first else index
     return op.take(const(table), index, mode="fast")
 
 
 def of_real(function: Callable[[Array], Array]) -> Callable[[Node], Expr]:
-    """A function of real numbers, of which the kernels make a table in single precision."""
+    """Return the converter of a real function, of which the kernels make a table in single
+    precision.
+    """
 
     def convert(node: Node) -> Expr:
-        """A table of all values of the input's dtype, made while importing."""
+        """Convert to a table of all values of the input's dtype, built while importing."""
         source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
 
         def stepped(numbers: Array) -> Array:
-            """The steps of the result, in float32 where the kernels compute so, rounded with halves
-            away from zero.
+            """Return the result's steps, in float32 where the kernels use it, rounded half away
+            from zero.
             """
             real = (numbers - source.point).astype(np.float32) * source.scale
-            made = function(real.astype(np.float64)).astype(np.float32)
-            steps = made * (np.float32(1) / result.scale)
+            reals = function(real.astype(np.float64)).astype(np.float32)
+            steps = reals * (np.float32(1) / result.scale)
             rounded = np.trunc(steps + np.copysign(np.float32(0.5), steps))
             return np.asarray(rounded + result.point)
 
@@ -188,11 +202,13 @@ def of_real(function: Callable[[Array], Array]) -> Callable[[Node], Expr]:
 
 
 def requantized(node: Node, source: Levels, result: Levels) -> Expr:
-    """The numbers of the first input under another scale."""
+    """Return the numbers of the first input under another scale."""
     multiplier = np.float64(source.scale) / np.float64(result.scale)
-    return tabled(node, lambda each: scaled_array(each - source.point, multiplier) + result.point)
+    return tabled(
+        node, lambda numbers: scaled_array(numbers - source.point, multiplier) + result.point
+    )
 
 
 def scaled_array(data: Array, multiplier: float) -> Array:
-    """`scaled`, of an array."""
+    """Apply `scaled` to an array."""
     return np.asarray(times_array(data, multiplier, "TWICE"))

@@ -1,4 +1,4 @@
-"""Reading a flatbuffer: tensors and operators as plain data, which name what they are.
+"""Flatbuffer reader: tensors and operators as plain data.
 
 The fields are those of the schema (tensorflow/compiler/mlir/lite/schema/schema.fbs).
 """
@@ -46,7 +46,9 @@ BYTES = (
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """value = scale * (stored - zero_point), per tensor, or per slice of an axis."""
+    """Quantization parameters, value = scale * (stored - zero_point), per tensor or per slice of an
+    axis.
+    """
 
     scale: tuple[float, ...]
     zero_point: tuple[int, ...]
@@ -55,8 +57,10 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of a graph. shape: -1 where any extent may come, () also where `is_unranked`;
-    quantization: None for none."""
+    """Tensor of a graph.
+
+    shape: -1 for dynamic extents, () also where `is_unranked`; quantization: None if not quantised.
+    """
 
     index: int
     name: str
@@ -74,17 +78,19 @@ class Tensor:
 
     @property
     def stored(self) -> str:
-        """The dtype of its value here: complex numbers are pairs of floats along a last axis."""
+        """Return the dtype of the tensor's value in Relay: complex numbers are pairs of floats
+        along a last axis.
+        """
         return "float32" if self.dtype == "complex64" else self.dtype
 
     @property
     def is_supported(self) -> bool:
-        """Whether there are values of it here."""
+        """Return whether the tensor can have a value in Relay."""
         return self.dtype in BYTES and not self.is_variable and not self.is_sparse
 
     @property
     def why(self) -> str:
-        """What is not supported of it."""
+        """Return why the tensor is not supported, for messages."""
         if self.is_variable:
             return f"{self} is a variable"
         return f"{self} is sparse" if self.is_sparse else f"{self} has the dtype {self.dtype}"
@@ -92,9 +98,11 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operator in its place. options: the table of the schema, None for none; custom: the bytes
-    of a custom operator; between: tensors that say how what it computes inside is quantised;
-    tensors -1 are absent ones.
+    """Operator of a graph.
+
+    options: the table of the schema, None for none; custom: the bytes of a custom operator;
+    between: the intermediate tensors, which state how internal values are quantised; tensors -1 are
+    absent.
     """
 
     index: int
@@ -108,7 +116,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Subgraph:
-    """A subgraph."""
+    """Subgraph: its tensors, operators, inputs and outputs."""
 
     tensors: Sequence[Tensor]
     operations: Sequence[Operation]
@@ -118,7 +126,7 @@ class Subgraph:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A function of a model: its graph, and what it calls tensors of it."""
+    """Signature of a model: a function's graph, and names for its inputs and outputs."""
 
     graph: int
     inputs: Mapping[int, str]
@@ -127,7 +135,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model file. label: as messages have it."""
+    """Model file. label: its name in messages."""
 
     label: str
     graphs: Sequence[Subgraph]
@@ -135,7 +143,9 @@ class Model:
 
 
 def read_model(source: object) -> Model:
-    """A path or bytes as a model. Raises ImportModelError for one missing, broken or none."""
+    """Read a model from a path or bytes. Raises ImportModelError for a missing, broken or foreign
+    file.
+    """
     if isinstance(source, bytes):
         return _parsed(source, "model")
     assert isinstance(source, (str, os.PathLike))
@@ -161,7 +171,7 @@ def _parsed(data: bytes, label: str) -> Model:
 
 
 class _Reader:
-    """The walk over the tables of a file."""
+    """Reader of a flatbuffer's tables."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -169,27 +179,28 @@ class _Reader:
         self._states_ranks = self._has_ranks()
 
     def model(self, label: str) -> Model:
-        """All of it."""
+        """Read the whole model."""
         root = self.root
         graphs = [self._graph(root.Subgraphs(i)) for i in range(root.SubgraphsLength())]
         if not graphs:
             raise ValueError("it has no subgraph")
         signatures: dict[str, Signature] = {}
         for i in range(root.SignatureDefsLength()):
-            each = root.SignatureDefs(i)
-            inputs = [each.Inputs(k) for k in range(each.InputsLength())]
-            outputs = [each.Outputs(k) for k in range(each.OutputsLength())]
-            signatures[_text(each.SignatureKey())] = Signature(
-                each.SubgraphIndex(),
+            definition = root.SignatureDefs(i)
+            inputs = [definition.Inputs(k) for k in range(definition.InputsLength())]
+            outputs = [definition.Outputs(k) for k in range(definition.OutputsLength())]
+            signatures[_text(definition.SignatureKey())] = Signature(
+                definition.SubgraphIndex(),
                 {m.TensorIndex(): _text(m.Name()) for m in inputs},
                 {m.TensorIndex(): _text(m.Name()) for m in outputs},
             )
-            graphs[each.SubgraphIndex()]  # IndexError where there is none
+            graphs[definition.SubgraphIndex()]  # IndexError where there is none
         return Model(label, graphs, signatures)
 
     def _has_ranks(self) -> bool:
-        """Whether the writer of the model said of tensors that they have a rank: older ones say it
-        of none, scalars or not."""
+        """Return whether the model's writer set `has_rank` at all: older ones never do, for scalars
+        or others.
+        """
         graphs = [self.root.Subgraphs(i) for i in range(self.root.SubgraphsLength())]
         tensors = (g.Tensors(i) for g in graphs for i in range(g.TensorsLength()))
         return any(t.HasRank() for t in tensors)
@@ -204,12 +215,12 @@ class _Reader:
             self._operation(table.Operators(i), i) for i in range(table.OperatorsLength())
         ]
         graph = Subgraph(tensors, operations, _ints(table, "Inputs"), _ints(table, "Outputs"))
-        for each in (
+        for indices in (
             graph.inputs,
             graph.outputs,
             *(o.inputs + o.outputs + o.between for o in operations),
         ):
-            if any(not -1 <= i < count for i in each):
+            if any(not -1 <= i < count for i in indices):
                 raise ValueError(f"it names a tensor that is none of its {count}")
         return graph
 
@@ -240,6 +251,7 @@ class _Reader:
 
     def _operation(self, table: Table, index: int) -> Operation:
         code = self.root.OperatorCodes(table.OpcodeIndex())
+        # Codes above 127 are in builtin_code alone; older files have deprecated_builtin_code alone.
         number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
         name = OPERATORS.get(number, f"operator {number}")
         if name == "CUSTOM":
@@ -255,8 +267,8 @@ def _text(value: bytes | None) -> str:
 
 
 def _numbers(table: Table, field: str) -> Array:
-    found: Array = getattr(table, f"{field}AsNumpy")()
-    return found if getattr(table, f"{field}Length")() else np.zeros(0, np.uint8)
+    values: Array = getattr(table, f"{field}AsNumpy")()
+    return values if getattr(table, f"{field}Length")() else np.zeros(0, np.uint8)
 
 
 def _ints(table: Table, field: str) -> tuple[int, ...]:
@@ -271,9 +283,9 @@ def _options(table: Table) -> Table | None:
         (table.BuiltinOptions2Type(), table.BuiltinOptions2(), _OPTIONS2),
     ):
         if kind and held is not None:
-            made: Any = getattr(tflite, names[kind])()
-            made.Init(held.Bytes, held.Pos)
-            return made
+            options: Any = getattr(tflite, names[kind])()
+            options.Init(held.Bytes, held.Pos)
+            return options
     return None
 
 

@@ -1,4 +1,4 @@
-"""An operator of a model as converters see it, and the rows that they stand in."""
+"""Operator of a model as converters see it, and the rows of the converter table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Quantized(Enum):
-    """What a converter does with quantised tensors."""
+    """Policy of a converter for quantised tensors."""
 
     REFUSED = "refused"
     MOVED = "moved"
@@ -32,7 +32,7 @@ class Quantized(Enum):
 
 
 class Resource(NoTensor):
-    """A variable by its name."""
+    """Reference to a variable by name."""
 
     __slots__ = ("name",)
     what = "a variable"
@@ -43,8 +43,8 @@ class Resource(NoTensor):
 
 
 class Node(common.AttributeNode):
-    """What a converter is given. graph: where the operator stands; ins, outs: the tensors as the
-    model declares them.
+    """Operator as converters see it. graph: where it stands; ins, outs: its tensors as the model
+    declares them.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Node(common.AttributeNode):
         self.operation, self.ins, self.outs = operation, ins, outs
 
     def option(self, name: str, default: int = 0) -> Any:  # noqa: ANN401 - a field of the schema
-        """A field of the operator's table; the default where it has no table."""
+        """Return a field of the operator's option table; the default where it has no table."""
         if name in self.stated:
             return self.stated[name]
         options = self.operation.options
@@ -87,28 +87,28 @@ class Node(common.AttributeNode):
         return f" of {self.ins[index]}"
 
     def numbers(self, index: int, what: str) -> Array:
-        """An input that must be constant; `what` names it in the error."""
+        """Return an input that must be constant; `what` names it in the error."""
         return super().numbers(index, _WORDS.get(what, what))
 
     def dims(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
-        """An input of integers as numbers and dimensions; `what` names it in the error."""
+        """Return an integer input as numbers and dimensions; `what` names it in the error."""
         return super().dims(index, _WORDS.get(what, what), count)
 
     def extents(self, index: int, axes: Sequence[int]) -> tuple[int | None, ...]:
-        """Extents of an input as numbers, None for symbolic ones."""
+        """Return extents of an input as numbers, None for symbolic ones."""
         shape = self.shape(index)
         return tuple(known(shape[a]) for a in axes)
 
     @property
     def activation(self) -> Callable[[Expr], Expr]:
-        """The operator's fused activation."""
+        """Return the operator's fused activation. Raises Unsupported for an unknown one."""
         kind = self.option("FusedActivationFunction")
         if kind not in _ACTIVATIONS:
             self.unsupported(f"the fused activation {kind} is not supported")
         return _ACTIVATIONS[kind]
 
     def activated(self, expr: Expr) -> Expr:
-        """An expression with the operator's fused activation."""
+        """Apply the operator's fused activation."""
         return self.activation(expr)
 
 
@@ -139,7 +139,7 @@ ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An operator of the table."""
+    """Row of the converter table: an operator, its converters and what they accept."""
 
     code: str
     convert: Converter
@@ -158,7 +158,7 @@ class Row:
     """What it takes beside tensors of numbers: "complex64", "resource", "sparse", "variable"."""
 
     def takes(self, tensor: Tensor) -> bool:
-        """Whether it knows such tensors."""
+        """Return whether the row supports a tensor's dtype, sparsity and variability."""
         kinds = {"sparse": tensor.is_sparse, "variable": tensor.is_variable}
         if any(held and kind not in self.dtypes for kind, held in kinds.items()):
             return False

@@ -21,36 +21,49 @@ def from_tflite(
     dtype_dict: Mapping[str, str] | None = None,
     op_converter: type | None = None,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """A module, and no parameters: the weights are constants in it. `model` is one of the package
-    `tflite` (`tflite.Model.GetRootAsModel(data, 0)`), a path or bytes.
+    """Import a TensorFlow Lite model as a module; its weights are constants, so that there are no
+    parameters.
 
     As in TVM it is the first graph, and inputs have the names of their tensors, whatever signatures
-    call them. `shape_dict` replaces the declared shapes by name; `dtype_dict` must say what the
-    model does. Raises CompileError for an `op_converter`, UnsupportedError as `ekiden.compile`.
+    name them.
+
+    Args:
+        model: an object of the package `tflite` (`tflite.Model.GetRootAsModel(data, 0)`), a path or
+            bytes.
+        shape_dict: replaces the declared shapes by name.
+        dtype_dict: must agree with the model's dtypes.
+        op_converter: not supported.
+
+    Returns:
+        The module, and no parameters.
+
+    Raises:
+        CompileError: for an `op_converter`, or other dtypes than the model's.
+        UnsupportedError: as `ekiden.compile`.
     """
     if op_converter is not None:
         raise CompileError("from_tflite: op_converter: classes of converters are not taken")
     source = _source(model)
     frontend("tflite").check_model(source, "from_tflite")
-    made = import_tflite(source, shape_dict, signature=None)
-    main = made.module["main"]
+    imported = import_tflite(source, shape_dict, signature=None)
+    main = imported.module["main"]
     assert isinstance(main, Function)
-    for name, var in zip(made.input_names, main.params, strict=True):
-        wanted, have = (dtype_dict or {}).get(name), _dtype_of(var)
-        if wanted is not None and wanted != have:
-            raise CompileError(f"from_tflite: dtype_dict: {name!r} is {have}, not {wanted}")
-    return made.as_module(), {}
+    for name, var in zip(imported.input_names, main.params, strict=True):
+        stated, actual = (dtype_dict or {}).get(name), _dtype_of(var)
+        if stated is not None and stated != actual:
+            raise CompileError(f"from_tflite: dtype_dict: {name!r} is {actual}, not {stated}")
+    return imported.as_module(), {}
 
 
 def _dtype_of(var: Var) -> str:
-    """The dtype of a parameter."""
+    """Return the dtype of a parameter."""
     kind = var.checked_type
     assert isinstance(kind, TensorType), f"an input is a tensor, got {kind!r}"
     return kind.dtype
 
 
 def _source(model: object) -> object:
-    """The bytes of a model of the parser, whose root stands in them."""
+    """Return the bytes behind a model object of the parser; anything else unchanged."""
     table = getattr(model, "_tab", None)
     return model if table is None else bytes(table.Bytes)
 

@@ -1,7 +1,7 @@
-"""Sparse constants as dense ones.
+"""Densification of sparse constants.
 
-The schema's format (TACO's): dimensions in the order that they are traversed, those of blocks
-behind those of the tensor, each dense or with segments and indices of what is not zero.
+The schema's format (TACO's): dimensions in traversal order, those of blocks behind those of the
+tensor, each dense or with segments and indices of the non-zero elements (CSR).
 """
 
 from __future__ import annotations
@@ -18,48 +18,53 @@ from ekiden.runtime.devices.memory import check_room
 
 
 def densified(values: Array, shape: Sequence[int], table: Any) -> Array:  # noqa: ANN401
-    """The tensor of a shape whose values that are not zero are given; `table` is the schema's
-    SparsityParameters. Raises ValueError where they do not fit.
+    """Return the dense tensor of a shape with the given non-zero values.
+
+    `table` is the schema's SparsityParameters. Raises ValueError where they do not fit.
     """
     order = [int(i) for i in table.TraversalOrderAsNumpy()]
     blocks = [int(i) for i in table.BlockMapAsNumpy()] if table.BlockMapLength() else []
     metadata = [table.DimMetadata(i) for i in range(table.DimMetadataLength())]
     paths = np.zeros((1, 0), np.int64)
     """Coordinates so far of what is kept, in the order of the values."""
-    places = np.zeros(1, np.int64)
-    for each in metadata:
-        if each.Format() == 0:
-            size = int(each.DenseSize())
-            _check_places(len(places) * size, len(metadata))
-            step = np.tile(np.arange(size), len(places))
-            parents = np.repeat(np.arange(len(places)), size)
-            places = np.repeat(places, size) * size + step
+    positions = np.zeros(1, np.int64)
+    for dimension in metadata:
+        if dimension.Format() == 0:
+            size = int(dimension.DenseSize())
+            _check_places(len(positions) * size, len(metadata))
+            step = np.tile(np.arange(size), len(positions))
+            parents = np.repeat(np.arange(len(positions)), size)
+            positions = np.repeat(positions, size) * size + step
         else:
-            segments, indices = _vector(each, "ArraySegments"), _vector(each, "ArrayIndices")
-            counts = segments[places + 1] - segments[places]
+            segments, indices = (
+                _vector(dimension, "ArraySegments"),
+                _vector(dimension, "ArrayIndices"),
+            )
+            # CSR: a row's length is the distance of consecutive segment starts.
+            counts = segments[positions + 1] - segments[positions]
             _check_places(int(counts.sum()), len(metadata))
-            parents = np.repeat(np.arange(len(places)), counts)
-            starts = np.repeat(segments[places] - np.cumsum(counts) + counts, counts)
-            places = starts + np.arange(counts.sum())
-            step = indices[places]
+            parents = np.repeat(np.arange(len(positions)), counts)
+            starts = np.repeat(segments[positions] - np.cumsum(counts) + counts, counts)
+            positions = starts + np.arange(counts.sum())
+            step = indices[positions]
         paths = np.hstack([paths[parents], step[:, None]])
     if len(paths) != len(values) or len(metadata) != len(order):
         raise ValueError(f"{len(values)} values for {len(paths)} places of a sparse tensor")
-    found = np.zeros((len(paths), len(order)), np.int64)
-    found[:, order] = paths
+    traversed = np.zeros((len(paths), len(order)), np.int64)
+    traversed[:, order] = paths
     sizes = {o: int(m.DenseSize()) for o, m in zip(order, metadata, strict=True)}
-    coordinates = found[:, : len(shape)].copy()
+    coordinates = traversed[:, : len(shape)].copy()
     for i, axis in enumerate(blocks):
         coordinates[:, axis] *= sizes[len(shape) + i]
-        coordinates[:, axis] += found[:, len(shape) + i]
+        coordinates[:, axis] += traversed[:, len(shape) + i]
     check_room(math.prod(shape) * values.itemsize, "a sparse constant as a dense one")
-    made = np.zeros(tuple(shape), values.dtype)
-    made[tuple(coordinates.T)] = values
-    return made
+    dense = np.zeros(tuple(shape), values.dtype)
+    dense[tuple(coordinates.T)] = values
+    return dense
 
 
 def _check_places(count: int, rank: int) -> None:
-    """Raise MemoryLimitError where the coordinates of so many places pass the limit."""
+    """Raise MemoryLimitError where the coordinates of so many positions pass the limit."""
     check_room(8 * count * (rank + 1), "the coordinates of a sparse constant")
 
 
@@ -67,8 +72,8 @@ _VECTORS = {1: tflite.Int32Vector, 2: tflite.Uint16Vector, 3: tflite.Uint8Vector
 
 
 def _vector(table: Any, field: str) -> Array:  # noqa: ANN401
-    """A field that is a vector of int32, uint16 or uint8."""
-    held, made = getattr(table, field)(), _VECTORS[getattr(table, f"{field}Type")()]()
-    made.Init(held.Bytes, held.Pos)
-    found = made.ValuesAsNumpy() if made.ValuesLength() else ()
-    return np.array(found, np.int64)
+    """Return a field that is a vector of int32, uint16 or uint8, as int64."""
+    held, vector = getattr(table, field)(), _VECTORS[getattr(table, f"{field}Type")()]()
+    vector.Init(held.Bytes, held.Pos)
+    values = vector.ValuesAsNumpy() if vector.ValuesLength() else ()
+    return np.array(values, np.int64)

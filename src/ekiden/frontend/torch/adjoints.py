@@ -17,40 +17,48 @@ from ekiden.frontend.torch.sampling import grid_sample
 
 
 class Along(NamedTuple):
-    """What the results along an axis are made of, both (results, terms)."""
+    """A sparse linear map along an axis: indices and weights of its terms, both (results,
+    terms).
+    """
 
     places: Tensor
     weights: Tensor
 
 
 def adjoint(grad: Tensor, sizes: Sequence[int], maps: Sequence[Along]) -> Tensor:
-    """The gradient of an input whose last axes, of `sizes`, went through `maps`."""
+    """Return the gradient of an input whose last axes, of `sizes`, went through the linear
+    `maps`.
+    """
     first = grad.dim() - len(maps)
-    for at, (size, (places, weights)) in enumerate(zip(sizes, maps, strict=True)):
+    for at, (size, (indices, weights)) in enumerate(zip(sizes, maps, strict=True)):
         axis = first + at
-        shape = [*places.shape, *[1] * (len(maps) - 1 - at)]
-        parts = grad.unsqueeze(axis + 1) * weights.to(grad.dtype).reshape(shape)
+        shape = [*indices.shape, *[1] * (len(maps) - 1 - at)]
+        terms = grad.unsqueeze(axis + 1) * weights.to(grad.dtype).reshape(shape)
         zeros = grad.new_zeros((*grad.shape[:axis], size, *grad.shape[axis + 1 :]))
-        grad = zeros.index_add(axis, places.flatten(), parts.flatten(axis, axis + 1))
+        # The transpose of a gather is an accumulating scatter: an element read by several results
+        # receives the sum of their gradients.
+        grad = zeros.index_add(axis, indices.flatten(), terms.flatten(axis, axis + 1))
     return grad
 
 
-def _within(places: Tensor, size: int, weights: Tensor) -> Along:
-    """Without the places that are outside of the axis."""
-    inside = (places >= 0) & (places < size)
-    return Along(places.clamp(0, size - 1), torch.where(inside, weights, 0.0))
+def _within(indices: Tensor, size: int, weights: Tensor) -> Along:
+    """Return the map with indices clamped to the axis and the weights of those outside set to 0."""
+    inside = (indices >= 0) & (indices < size)
+    return Along(indices.clamp(0, size - 1), torch.where(inside, weights, 0.0))
 
 
 def _every(values: Sequence[int], rank: int, default: Sequence[int] = ()) -> Sequence[int]:
-    given = list(values) or list(default)
-    return given * rank if len(given) == 1 else given
+    per_axis = list(values) or list(default)
+    return per_axis * rank if len(per_axis) == 1 else per_axis
 
 
 def _average(
     rank: int, grad: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int],
     padding: Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor: int | None,
 ) -> Tensor:  # fmt: skip
-    """`aten::avg_pool2d_backward`, `aten::avg_pool3d_backward`: what `rank` says."""
+    """Return the gradient of `aten::avg_pool2d_backward` or `avg_pool3d_backward` over the last
+    `rank` axes.
+    """
     sizes = x.shape[-rank:]
     windows = _every(kernel, rank)
     maps = []
@@ -59,55 +67,61 @@ def _average(
         strict=True,
     ):  # fmt: skip
         starts = torch.arange(out).unsqueeze(1) * step - side
-        places = starts + torch.arange(window)
+        indices = starts + torch.arange(window)
+        # count_include_pad counts explicit padding in the divisor, but never elements beyond it
+        # that ceil_mode adds.
         low, high = (0, size) if not count_include_pad else (-side, size + side)
-        count = ((places >= low) & (places < high)).sum(1, keepdim=True).clamp(min=1)
+        count = ((indices >= low) & (indices < high)).sum(1, keepdim=True).clamp(min=1)
         weights = torch.ones_like(count, dtype=torch.float64) / (1 if divisor else count)
-        maps.append(_within(places, size, weights.expand(places.shape)))
+        maps.append(_within(indices, size, weights.expand(indices.shape)))
     return adjoint(grad / divisor if divisor else grad, sizes, maps)
 
 
 def _adaptive_average(rank: int, grad: Tensor, x: Tensor) -> Tensor:
-    """`aten::_adaptive_avg_pool2d_backward` and that over three axes: windows of any lengths."""
+    """Return the gradient of `aten::_adaptive_avg_pool{2,3}d_backward`, whose windows differ in
+    length.
+    """
     sizes, maps = x.shape[-rank:], []
     for size, out in zip(sizes, grad.shape[-rank:], strict=True):
         at = torch.arange(out).unsqueeze(1)
         start, end = at * size // out, ((at + 1) * size + out - 1) // out
-        places = start + torch.arange(size // out + 2)
-        weights = (places < end) / (end - start).double()
-        maps.append(_within(places, size, weights))
+        indices = start + torch.arange(size // out + 2)
+        weights = (indices < end) / (end - start).double()
+        maps.append(_within(indices, size, weights))
     return adjoint(grad, sizes, maps)
 
 
-def _picked(places: Tensor) -> Along:
-    column = places.unsqueeze(1)
+def _picked(indices: Tensor) -> Along:
+    column = indices.unsqueeze(1)
     return Along(column, torch.ones_like(column, dtype=torch.float64))
 
 
 def _nearest(center: float) -> Callable[..., Tensor]:
-    """Each pixel from one: that at floor((i + center) * scale)."""
+    """Return the backward function of nearest-neighbour resizing: output i reads input floor((i +
+    center) * scale).
+    """
 
     def backward(
         grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
         *scales: float | None, **named: float | None,
     ) -> Tensor:  # fmt: skip
-        """The sum of the gradients of all pixels that were made from a pixel: two products with
-        matrices of zeros and ones.
-        """
+        """Return the sum of the gradients of all output pixels that read an input pixel."""
         maps = []
-        given = [*scales, *named.values()]
+        factors = [*scales, *named.values()]
         for at, (size, out) in enumerate(zip(input_size[2:], output_size, strict=True)):
-            factor = given[at] if at < len(given) else None
+            factor = factors[at] if at < len(factors) else None
             scale = 1 / factor if factor else size / out
-            places = ((torch.arange(out) + center) * scale).floor().to(torch.int64)
-            maps.append(_picked(places.clamp(max=size - 1)))
+            indices = ((torch.arange(out) + center) * scale).floor().to(torch.int64)
+            maps.append(_picked(indices.clamp(max=size - 1)))
         return adjoint(grad, input_size[2:], maps)
 
     return backward
 
 
 def _replicated(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
-    """`aten::replication_pad2d_backward` and its kin: the last axis is the first in `padding`."""
+    """Return the gradient of `aten::replication_pad{1,2,3}d_backward`; `padding` lists the last
+    axis first.
+    """
     rank = len(padding) // 2
     sizes = x.shape[-rank:]
     befores = [padding[2 * (rank - 1 - at)] for at in range(rank)]
@@ -119,23 +133,26 @@ def _replicated(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
 
 
 def antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """That of a resizing by matrices, `weights(size, out, align_corners, scale)`: their products
-    the other way."""
+    """Return the backward function of a separable resizing by matrices `weights(size, out,
+    align_corners, scale)`.
+    """
 
     def backward(
         grad: Tensor, output_size: Sequence[int], input_size: Sequence[int], align_corners: bool,
         scales_h: float | None = None, scales_w: float | None = None,
     ) -> Tensor:  # fmt: skip
-        """rows' @ grad @ columns, the transpose of rows @ x @ columns'."""
-        given = zip(input_size[2:], output_size, (scales_h, scales_w), strict=True)
-        rows, columns = (weights(s, o, align_corners, f).to(grad.dtype) for s, o, f in given)
+        """Return rows' @ grad @ columns, the transpose of rows @ x @ columns'."""
+        settings = zip(input_size[2:], output_size, (scales_h, scales_w), strict=True)
+        rows, columns = (weights(s, o, align_corners, f).to(grad.dtype) for s, o, f in settings)
         return torch.matmul(rows.T, torch.matmul(grad, columns))
 
     return backward
 
 
 def cdist(grad: Tensor, x1: Tensor, x2: Tensor, p: float, distances: Tensor) -> Tensor:
-    """`aten::_cdist_backward`, of x1; 0 where points are one."""
+    """Return the gradient of `aten::_cdist_backward` with respect to x1; it is 0 where two points
+    coincide.
+    """
     apart = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     size, far = apart.abs(), distances.unsqueeze(-1)
     if p == 0:

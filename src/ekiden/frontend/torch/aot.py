@@ -25,8 +25,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What an input of a module is: an argument of a run, or a part of its complex numbers, the
-    real one (0) or the imaginary one (1)."""
+    """Origin of a module input: an argument of the run, or its real (0) or imaginary (1) part."""
 
     place: int
     part: int | None = None
@@ -34,8 +33,11 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
-    """arguments: which of a run's are the module's; None for a module that computes nothing.
-    places: where the symbols of its sizes can be read from."""
+    """An imported AOTAutograd graph.
+
+    arguments: the run's arguments that the module reads. module: None if nothing is computed.
+    places: the arguments and axes that symbolic sizes are read from.
+    """
 
     module: ImportedModule | None
     arguments: tuple[Argument, ...]
@@ -48,8 +50,11 @@ class ImportedGraph:
 def import_graph(
     graph: torch.fx.GraphModule, label: str, frozen: Mapping[int, torch.Tensor]
 ) -> ImportedGraph:
-    """A graph whose nodes say their shapes (`meta["val"]`); the inputs at the places `frozen` are
-    constants. Raises UnsupportedError listing every node that cannot be imported.
+    """Import a graph whose nodes carry shapes (`meta["val"]`); inputs at the positions `frozen` are
+    constants.
+
+    Raises:
+        UnsupportedError: Lists every node that cannot be imported.
     """
 
     def attempt(facts: Facts) -> ImportedGraph:
@@ -70,7 +75,7 @@ class _Import(Importer):
         inputs = [n for at, n in enumerate(nodes) if at not in frozen]
         self.name_symbols(inputs)
         self.name_expressions([n for n in inputs if n.users])
-        taken: list[Argument] = []
+        arguments: list[Argument] = []
         for at, node in enumerate(nodes):
             if at in frozen:
                 self.graph.env[node] = self.weight(frozen[at], node.name)
@@ -80,15 +85,15 @@ class _Import(Importer):
                 before = len(self.main.input_names)
                 self.graph.env[node] = self.input(node, node.name)
                 count = len(self.main.input_names) - before
-                parts = range(2) if count == 2 else (None,) * count
-                taken += [Argument(at, part) for part in parts]
+                components = range(2) if count == 2 else (None,) * count
+                arguments += [Argument(at, component) for component in components]
         draws = self._draws()
-        places, plan = places_of(nodes), _Plan.of(self.graph.module.graph)
+        symbol_sources, plan = places_of(nodes), _Plan.of(self.graph.module.graph)
         self.graph.run_nodes(plan.needed)
         self.walk.finish()
-        results, values = self._results(plan, places)
+        results, values = self._results(plan, symbol_sources)
         if not values:
-            return ImportedGraph(None, (), results, places, draws)
+            return ImportedGraph(None, (), results, symbol_sources, draws)
         function = self.main.function(values)
         module = ImportedModule(
             IRModule({"main": function}, self.scope.module.type_definitions),
@@ -97,7 +102,7 @@ class _Import(Importer):
             constraints=tuple(self.scope.constraints.values()),
             owns_results=True,
         )
-        return ImportedGraph(module, tuple(taken), results, places, draws)
+        return ImportedGraph(module, tuple(arguments), results, symbol_sources, draws)
 
     def _draws(self) -> tuple[Draw, ...]:
         """Inputs for the random numbers that PyTorch draws before a run."""
@@ -108,26 +113,28 @@ class _Import(Importer):
                 draws.append(Draw(node))
         return tuple(draws)
 
-    def _results(self, plan: _Plan, places: Places) -> tuple[Results, list[Value]]:
+    def _results(self, plan: _Plan, symbol_sources: Places) -> tuple[Results, list[Value]]:
         """Return the results, and the outputs that the module has for them."""
         values: list[Value] = []
-        made: list[Made] = []
+        computed: list[Made] = []
         for node in plan.made:
             meta = node.meta["val"]
             order = memory_order(meta)
-            parts = self._parts(node)
-            imaginary = len(values) + 1 if len(parts) > 1 else None
-            made.append(Made(node, len(values), imaginary, order))
-            values += [self._in_memory(part, order) for part in parts]
-        given: list[object] = []
-        for each in plan.given:
-            is_tensor = isinstance(each, torch.fx.Node) and plan.is_result(each)
-            value = None if is_tensor else as_value(self.graph.item(each), self._subject(each))
-            given.append(each if value is None else Number(len(values)))
+            components = self._parts(node)
+            imaginary = len(values) + 1 if len(components) > 1 else None
+            computed.append(Made(node, len(values), imaginary, order))
+            values += [self._in_memory(component, order) for component in components]
+        items: list[object] = []
+        for result in plan.given:
+            is_tensor = isinstance(result, torch.fx.Node) and plan.is_result(result)
+            value = None if is_tensor else as_value(self.graph.item(result), self._subject(result))
+            items.append(result if value is None else Number(len(values)))
             values += [] if value is None else [value]
         symbols: dict[str, int] = {}
-        for name in plan.symbols(made):
-            if name not in places:
+        for name in plan.symbols(computed):
+            # Strides and views may depend on data-dependent symbols that no argument's shape shows:
+            # the module returns these as extra outputs.
+            if name not in symbol_sources:
                 dim = self.symbols.convert(sympy.Symbol(name))
                 value = as_value(dim, self._subject(name))
                 assert value is not None
@@ -136,7 +143,7 @@ class _Import(Importer):
         attributes = tuple((node, plan.attribute(node)) for node in plan.attributes)
         arguments = tuple((node, plan.inputs[node]) for node in plan.arguments)
         views = tuple(plan.views)
-        return Results(tuple(given), arguments, attributes, tuple(made), views, symbols), values
+        return Results(tuple(items), arguments, attributes, tuple(computed), views, symbols), values
 
     def _subject(self, what: object) -> str:
         return f"import {self.walk.label}: an output ({what})"
@@ -161,17 +168,17 @@ class _Import(Importer):
 
 
 class _Plan:
-    """How the results of a graph come about: what its module makes, what is viewed of that and of
-    the arguments afterwards.
+    """A classification of a graph's results: computed tensors, views, arguments, attributes and
+    sizes.
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
         self.graph = graph
         self.inputs = {n: at for at, n in enumerate(graph.find_nodes(op="placeholder"))}
         (output,) = graph.find_nodes(op="output")
-        whole = output.args[0]
-        many = whole if isinstance(whole, (list, tuple)) else [whole]
-        self.given = [None if isinstance(n, torch.fx.Node) and is_token(n) else n for n in many]
+        output_value = output.args[0]
+        outputs = output_value if isinstance(output_value, (list, tuple)) else [output_value]
+        self.given = [None if isinstance(n, torch.fx.Node) and is_token(n) else n for n in outputs]
         self.arguments: list[torch.fx.Node] = []
         self.attributes: list[torch.fx.Node] = []
         self.made: list[torch.fx.Node] = []
@@ -211,12 +218,12 @@ class _Plan:
             self.numbers.append(node)
 
     def is_result(self, node: torch.fx.Node) -> bool:
-        """Whether a result is a tensor, or an argument as it came."""
+        """Return whether a result is a tensor (computed, viewed or an argument), not a size."""
         return node not in self.numbers
 
     @property
     def needed(self) -> list[torch.fx.Node]:
-        """The nodes that the module must compute."""
+        """Return the nodes that the module must compute: tensors and sizes."""
         return [*self.made, *self.numbers]
 
     def attribute(self, node: torch.fx.Node) -> torch.Tensor:
@@ -227,13 +234,15 @@ class _Plan:
         assert isinstance(value, torch.Tensor), f"{node.target} is a result"
         return value
 
-    def symbols(self, made: Sequence[Made]) -> list[str]:
-        """Return the symbols that views, and the strides of what is made, are said by."""
+    def symbols(self, computed: Sequence[Made]) -> list[str]:
+        """Return the names of the symbols that views and the strides of computed tensors depend on,
+        sorted.
+        """
         sizes: list[object] = []
         for view in self.views:
             sizes += [n.meta.get("val") for n in view.all_input_nodes]
-        for each in made:
-            sizes += each.node.meta["val"].stride() if each.order is None else ()
+        for tensor in computed:
+            sizes += tensor.node.meta["val"].stride() if tensor.order is None else ()
         symbolic = [
             s for s in sizes if isinstance(s, (torch.SymInt, torch.SymFloat, torch.SymBool))
         ]

@@ -1,6 +1,6 @@
-"""Operators for which PyTorch has no definition by plain ones, as functions of those.
+"""Decompositions of operators that PyTorch itself does not decompose, as functions of plain ones.
 
-Meanings after aten/src/ATen/native (PyTorch 2); arguments are those of the operators.
+Semantics follow aten/src/ATen/native (PyTorch 2); the arguments are those of the operators.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ SUM, MEAN, MAX = range(3)
 
 
 def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
-    """`aten::_cdist_forward`: (..., rows of x1, rows of x2), distances by the norm of order p."""
+    """Return `aten::_cdist_forward`: distances (..., rows of x1, rows of x2) by the norm of order
+    p.
+    """
     apart = (x1.unsqueeze(-2) - x2.unsqueeze(-3)).abs()
     if p == 0:
         return (apart != 0).to(apart.dtype).sum(-1)
@@ -52,13 +54,14 @@ def embedding_bag(
     begins = offsets[:-1] if include_last_offset else offsets
     count, columns = begins.shape[0], weight.shape[1]
     bag = torch.searchsorted(begins, torch.arange(indices.shape[0]), right=True) - 1
-    rows, kept = weight[indices], torch.ones_like(indices)
+    rows, is_counted = weight[indices], torch.ones_like(indices)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
     if padding_idx >= 0:
-        kept = (indices != padding_idx).to(indices.dtype)
-    sizes = torch.zeros(count, dtype=indices.dtype).index_add(0, bag, kept)
-    hidden = (kept == 0).unsqueeze(1)
+        is_counted = (indices != padding_idx).to(indices.dtype)
+    sizes = torch.zeros(count, dtype=indices.dtype).index_add(0, bag, is_counted)
+    # Rows at padding_idx count neither in the reduction nor in the bag's size.
+    hidden = (is_counted == 0).unsqueeze(1)
     if mode == MAX:
         largest, from_rows = _largest_rows(rows, indices, bag, sizes, hidden)
         return largest, bag, sizes, from_rows
@@ -75,14 +78,16 @@ def _largest_rows(
     that are empty."""
     shape = sizes.shape[0], rows.shape[1]
     is_empty = (sizes == 0).unsqueeze(1)
-    places = bag.unsqueeze(1).expand(-1, shape[1])
+    bag_index = bag.unsqueeze(1).expand(-1, shape[1])
     low = rows.masked_fill(hidden, float("-inf"))
-    largest = rows.new_full(shape, float("-inf")).scatter_reduce(0, places, low, "amax")
+    largest = rows.new_full(shape, float("-inf")).scatter_reduce(0, bag_index, low, "amax")
     is_largest = (low == largest[bag]) & ~hidden
     last = max(rows.shape[0] - 1, 0)
-    turns = torch.arange(rows.shape[0]).unsqueeze(1).expand_as(rows)
-    turns = torch.where(is_largest, turns, last)
-    first = indices.new_full(shape, last).scatter_reduce(0, places, turns, "amin")
+    positions = torch.arange(rows.shape[0]).unsqueeze(1).expand_as(rows)
+    # ATen reports the first row that attains the maximum: the minimum over the positions of all
+    # ties.
+    positions = torch.where(is_largest, positions, last)
+    first = indices.new_full(shape, last).scatter_reduce(0, bag_index, positions, "amin")
     from_rows = indices[first].masked_fill(is_empty, 0)
     return largest.masked_fill(is_empty, 0.0), from_rows
 
@@ -104,17 +109,17 @@ def embedding_bag_backward(
     if mode == MAX:
         filled = grad.masked_fill((sizes == 0).unsqueeze(1), 0.0)
         return zeros.scatter_add(0, from_rows, filled)
-    parts = grad[bag]
+    row_grads = grad[bag]
     if mode == MEAN:
-        parts = parts / sizes[bag].clamp(min=1).unsqueeze(1)
+        row_grads = row_grads / sizes[bag].clamp(min=1).unsqueeze(1)
     if per_sample_weights is not None:
-        parts = parts * per_sample_weights.unsqueeze(1)
+        row_grads = row_grads * per_sample_weights.unsqueeze(1)
     if scale_grad_by_freq:
         counts = indices.new_zeros(num_weights).index_add(0, indices, torch.ones_like(indices))
-        parts = parts / counts[indices].unsqueeze(1)
+        row_grads = row_grads / counts[indices].unsqueeze(1)
     if padding_idx >= 0:
-        parts = parts.masked_fill((indices == padding_idx).unsqueeze(1), 0.0)
-    return zeros.index_add(0, indices, parts)
+        row_grads = row_grads.masked_fill((indices == padding_idx).unsqueeze(1), 0.0)
+    return zeros.index_add(0, indices, row_grads)
 
 
 def embedding_bag_backward_of_either(
@@ -137,26 +142,29 @@ def sample_weights_backward(
     padding_idx: int = -1,
 ) -> Tensor:  # fmt: skip
     """Return `aten::_embedding_bag_per_sample_weights_backward`: (indices,)."""
-    found = (grad[bag] * weight[indices]).sum(1)
-    return found.masked_fill(indices == padding_idx, 0.0) if padding_idx >= 0 else found
+    products = (grad[bag] * weight[indices]).sum(1)
+    return products.masked_fill(indices == padding_idx, 0.0) if padding_idx >= 0 else products
 
 
 def lstsq(
     a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Tensor, ...]:
-    """`aten::linalg_lstsq`, by singular vectors: the smallest of the best solutions. Residuals,
-    ranks and singular values are given for the drivers that give them."""
+    """Return `aten::linalg_lstsq` by SVD: the minimum-norm least-squares solution.
+
+    Residuals, rank and singular values are empty for drivers that do not return them.
+    """
     rows, columns = a.shape[-2:]
     right = b.unsqueeze(-1) if is_vector(a, b) else b
-    left, values, turned = torch.linalg.svd(a, full_matrices=False)
+    left_vectors, values, turned = torch.linalg.svd(a, full_matrices=False)
+    # The default rcond of torch.linalg.lstsq: machine epsilon times the larger dimension.
     limit = torch.finfo(a.dtype).eps * max(rows, columns) if rcond is None else rcond
     is_kept = values > limit * values.amax(-1, keepdim=True)
     inverse = torch.where(is_kept, 1 / values, 0.0).unsqueeze(-1)
-    found = turned.mT @ (inverse * (left.mT @ right))
+    minimum_norm = turned.mT @ (inverse * (left_vectors.mT @ right))
     none = a.new_zeros((0,))
-    residuals = (right - a @ found).square().sum(-2)
+    residuals = (right - a @ minimum_norm).square().sum(-2)
     rank = is_kept.sum(-1)
-    solution = found.squeeze(-1) if right is not b else found
+    solution = minimum_norm.squeeze(-1) if right is not b else minimum_norm
     if driver == "gels":
         return solution, residuals if rows > columns else none, none.to(torch.int64), none
     return solution, none, rank, none if driver in (None, "gelsy") else values
@@ -165,45 +173,52 @@ def lstsq(
 def unfold_backward(
     grad: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int
 ) -> Tensor:
-    """`aten::unfold_backward`: windows (..., count, ..., size) of an axis, added where they lie."""
+    """Return `aten::unfold_backward`: windows (..., count, ..., size) of an axis accumulated at
+    their positions.
+    """
     axis = dim % len(input_sizes) if input_sizes else 0
-    places = (torch.arange(grad.shape[axis]) * step).unsqueeze(1) + torch.arange(size)
+    positions = (torch.arange(grad.shape[axis]) * step).unsqueeze(1) + torch.arange(size)
     together = grad.movedim(-1, axis + 1).flatten(axis, axis + 1)
-    return grad.new_zeros(input_sizes).index_add(axis, places.flatten(), together)
+    return grad.new_zeros(input_sizes).index_add(axis, positions.flatten(), together)
 
 
 def median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """`aten::median.dim`: the lower of the two in the middle, and its place; NaN before all."""
+    """Return `aten::median.dim`: (the lower median, its index); NaN if any element is NaN."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    ordered, places = x.sort(dim=dim, stable=True)
+    ordered, indices = x.sort(dim=dim, stable=True)
     middle = (x.shape[dim] - 1) // 2
     if x.dtype.is_floating_point:
+        # Sorting puts NaN last, so the first of them is at size - count.
         count = x.isnan().sum(dim, keepdim=True)
         at = torch.where(count > 0, x.shape[dim] - count, middle)
     else:
         at = torch.full_like(ordered.narrow(dim, 0, 1), middle, dtype=torch.int64)
-    found, where = ordered.gather(dim, at), places.gather(dim, at)
-    return (found, where) if keepdim else (found.squeeze(dim), where.squeeze(dim))
+    values, where = ordered.gather(dim, at), indices.gather(dim, at)
+    return (values, where) if keepdim else (values.squeeze(dim), where.squeeze(dim))
 
 
 def median_of_all(x: Tensor) -> Tensor:
-    """`aten::median`: that of all elements."""
+    """Return `aten::median`, the lower median of all elements."""
     return median(x.flatten(), 0)[0]
 
 
 def lcm(x: Tensor, y: Tensor) -> Tensor:
-    """`aten::lcm`: the product without what is common to both; 0 where one is 0."""
+    """Return `aten::lcm`, |x / gcd(x, y) * y|; 0 where either is 0."""
     common = torch.gcd(x, y)
+    # Division before the product keeps it from overflowing; the clamp avoids 0 / 0 for lcm(0, 0).
     return (torch.div(x, common.clamp(min=1), rounding_mode="trunc") * y).abs()
 
 
 def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`aten::frexp`: a mantissa in [0.5, 1) and a power of two; 0, infinities and NaN with 0."""
+    """Return `aten::frexp`: (mantissa in [0.5, 1), exponent as int32); exponent 0 for 0, infinities
+    and NaN.
+    """
     wide = x.double()
     plain = (wide != 0) & wide.isfinite()
     size = torch.where(plain, wide.abs(), 1.0)
     power = size.log2().floor() + 1
+    # log2 rounds near powers of two: correct the exponent by one in either direction.
     power = torch.where(size * torch.exp2(-power) >= 1, power + 1, power)
     power = torch.where(size * torch.exp2(-power) < 0.5, power - 1, power)
     mantissa = torch.where(plain, wide * torch.exp2(-power), wide)
@@ -211,19 +226,21 @@ def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: object = None) -> Tensor:
-    """`aten::uniform`: numbers as many as `x` has."""
+    """Return `aten::uniform`: uniform random numbers in [low, high) of the shape and dtype
+    of `x`.
+    """
     return torch.rand_like(x) * (high - low) + low
 
 
 def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: object = None) -> Tensor:
-    """`aten::normal_functional`: numbers as many as `x` has."""
+    """Return `aten::normal_functional`: normal random numbers of the shape and dtype of `x`."""
     return torch.randn_like(x) * std + mean
 
 
 def normal_of_data(
     mean: Tensor | float, std: Tensor | float = 1.0, generator: object = None
 ) -> Tensor:
-    """`aten::normal` of means or deviations that are data."""
+    """Return `aten::normal` whose mean or standard deviation is a tensor."""
     sizes = [v for v in (mean, std) if isinstance(v, Tensor)]
     like = broadcast(*sizes)[0]
     return torch.randn_like(like) * std + mean
@@ -232,7 +249,7 @@ def normal_of_data(
 def normal_of_size(
     mean: float, std: float, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: object
 ) -> Tensor:
-    """`aten::normal.float_float`."""
+    """Return `aten::normal.float_float`: normal random numbers of shape `size`."""
     return torch.randn(size, dtype=dtype) * std + mean
 
 
@@ -243,6 +260,7 @@ def _triangle(x: Tensor) -> Tensor:
 def _cubic(x: Tensor) -> Tensor:
     """Keys' kernel with a = -1/2, as antialiasing takes it."""
     size = x.abs()
+    # Keys (1981), "Cubic convolution interpolation for digital image processing".
     near = (1.5 * size - 2.5) * size * size + 1
     far = ((-0.5 * size + 2.5) * size - 4) * size + 2
     return torch.where(size < 1, near, torch.where(size < 2, far, torch.zeros_like(size)))
@@ -250,20 +268,23 @@ def _cubic(x: Tensor) -> Tensor:
 
 def _antialias_weights(
     kernel: Callable[[Tensor], Tensor], reach: float, size: int, out: int, align_corners: bool,
-    given: float | None,
+    scale_factor: float | None,
 ) -> Tensor:  # fmt: skip
-    """(out, size): what each element is in each result, by a kernel of a step's width, or 1."""
+    """Return the (out, size) resampling matrix of an antialiasing kernel, stretched by the scale
+    when shrinking.
+    """
     if align_corners:
         scale = (size - 1) / (out - 1) if out > 1 else 0.0
     else:
-        scale = 1 / given if given else size / out
+        scale = 1 / scale_factor if scale_factor else size / out
+    # The kernel is widened only when shrinking; enlarging uses it as it is, without antialiasing.
     wide = max(scale, 1.0)
     center = (scale * (torch.arange(out) + 0.5)).unsqueeze(1)
-    place = torch.arange(size).unsqueeze(0)
+    positions = torch.arange(size).unsqueeze(0)
     first = (center - reach * wide + 0.5).clamp(min=0).floor()
     last = (center + reach * wide + 0.5).floor()
-    weights = kernel((place - center + 0.5) / wide)
-    weights = weights * ((place >= first) & (place < last))
+    weights = kernel((positions - center + 0.5) / wide)
+    weights = weights * ((positions >= first) & (positions < last))
     return weights / weights.sum(1, keepdim=True)
 
 
@@ -277,8 +298,8 @@ def _antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
     ) -> Tensor:
         """(N, C, height, width) of `output_size`, each axis by itself."""
         rows, columns = (
-            weights(size, out, align_corners, given).to(x.dtype)
-            for size, out, given in zip(x.shape[2:], output_size, (scales_h, scales_w), strict=True)
+            weights(size, out, align_corners, scale).to(x.dtype)
+            for size, out, scale in zip(x.shape[2:], output_size, (scales_h, scales_w), strict=True)
         )
         return torch.matmul(rows, torch.matmul(x, columns.T))
 

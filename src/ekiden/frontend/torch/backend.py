@@ -53,20 +53,24 @@ Run = Callable[[list[Any]], list[Any]]
 def ekiden(
     module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: object
 ) -> Callable[..., Any]:
-    """A graph of TorchDynamo as a function. Raises CompileError for options, of which there are
-    none.
+    """Compile a graph of TorchDynamo and return it as a function: the entry point of the backend.
+
+    Raises:
+        CompileError: Options were passed; the backend has none.
     """
     if options:
         raise CompileError(f"torch.compile: backend 'ekiden' takes no options, got {list(options)}")
     keep_layers(module, example_inputs)
     pass_idle_dropouts(module)
-    said = torch._dynamo.utils.counters
-    if any(BREAKS in each for kind in ("graph_break", "unimplemented") for each in said[kind]):
+    log = torch._dynamo.utils.counters
+    if any(BREAKS in reason for kind in ("graph_break", "unimplemented") for reason in log[kind]):
         _say_of_layers()
     weights = _weights(example_inputs)
     count = len(example_inputs)
 
     def for_inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Run:
+        # AOTAutograd may add or drop inputs; the positions of the weights hold only if their number
+        # is unchanged.
         is_aligned = len(inputs) == count
         return compiled(graph, weights if is_aligned else {}, "inference")
 
@@ -78,13 +82,13 @@ def ekiden(
         partition_fn=min_cut_rematerialization_partition,
     )
     with sdpa_kernel(INFERENCE if not wants_gradients(example_inputs) else SDPBackend.MATH):
-        found: Callable[..., Any] = backend(module, example_inputs)
-    return found
+        compiled_function: Callable[..., Any] = backend(module, example_inputs)
+    return compiled_function
 
 
 @cache
 def _say_of_layers() -> None:
-    """Once, since nobody else says so: functions with such layers are not traced."""
+    """Warn, once per process, that functions with recurrent layers are not traced."""
     text = (
         "what uses LSTM, GRU and RNN modules runs eagerly: torch._dynamo.config.allow_rnn is False"
     )
@@ -92,13 +96,13 @@ def _say_of_layers() -> None:
 
 
 def _weights(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """The inputs that are a module's own: parameters and buffers, by their places."""
-    found = {}
-    for at, each in enumerate(inputs):
-        is_own = isinstance(each, torch.nn.Parameter) or hasattr(each, "_dynamo_static_input_type")
-        if isinstance(each, torch.Tensor) and is_own and _is_plain(each):
-            found[at] = each
-    return found
+    """Return the inputs that belong to the module, parameters and buffers, by position."""
+    own = {}
+    for at, item in enumerate(inputs):
+        is_own = isinstance(item, torch.nn.Parameter) or hasattr(item, "_dynamo_static_input_type")
+        if isinstance(item, torch.Tensor) and is_own and _is_plain(item):
+            own[at] = item
+    return own
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -106,7 +110,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def compiled(graph: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor], label: str) -> Run:
-    """A graph compiled, or as it is where that cannot be."""
+    """Return a graph as a compiled function, or the eager one if it cannot be imported or
+    compiled.
+    """
     name = f"{label} graph of {_size(graph)} operators"
     started = time.perf_counter()
     try:
@@ -127,7 +133,7 @@ def _size(graph: torch.fx.GraphModule) -> int:
 
 
 class _Compiled:
-    """A graph's executable, and how it is called."""
+    """A compiled graph: its executable, and the weights that were frozen into it."""
 
     def __init__(
         self, graph: torch.fx.GraphModule, name: str, weights: Mapping[int, torch.Tensor]
@@ -143,15 +149,17 @@ class _Compiled:
             counters["thawed"] += 1
             self.made, self.weights = _executable(self.graph, self.name, {}), {}
         call, imported = self.made
-        given = [_argument(args[each.place], each.part) for each in imported.arguments]
+        inputs = [_argument(args[argument.place], argument.part) for argument in imported.arguments]
         sizes = RunSizes(imported.places, args, {})
-        given += [_argument(draw(sizes)) for draw in imported.draws]
+        inputs += [_argument(draw(sizes)) for draw in imported.draws]
         try:
-            found: Any = call(*given) if call is not None else ()
+            returned: Any = call(*inputs) if call is not None else ()
         except LinAlgError as error:  # as who calls PyTorch catches it
             raise torch.linalg.LinAlgError(str(error)) from error  # type: ignore[attr-defined]
-        outputs = found if isinstance(found, tuple) else (found,)
+        outputs = returned if isinstance(returned, tuple) else (returned,)
         results = imported.results.of(sizes, outputs)
+        # PyTorch's boxed calling convention: the callee empties the list so that arguments can be
+        # freed early.
         args.clear()
         return results
 
@@ -168,16 +176,20 @@ def _executable(
 
 
 def _state(tensor: torch.Tensor) -> tuple[int, int]:
-    """What says that a tensor holds what it held: its memory, and how often it was written."""
+    """Return what changes when a tensor is written or replaced: its address and its version
+    counter.
+    """
+    # Inference tensors have no version counter.
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
 
 
-def _argument(value: object, part: int | None = None) -> object:
-    """A tensor by DLPack, or a part of its complex numbers; a size as a tensor without
-    dimensions."""
+def _argument(value: object, component: int | None = None) -> object:
+    """Return an argument for the executable: a tensor by DLPack, one part of a complex tensor, or a
+    size as int64 scalar.
+    """
     if isinstance(value, torch.Tensor):
         plain = value.detach() if value.requires_grad else value
-        if part is not None:
-            plain = torch.view_as_real(plain.resolve_conj())[..., part]
+        if component is not None:
+            plain = torch.view_as_real(plain.resolve_conj())[..., component]
         return runtime.from_dlpack(plain.resolve_neg().contiguous())
     return np.asarray(value, np.int64)

@@ -26,7 +26,9 @@ from ekiden.relay.expr import Expr, const
 
 
 def parts_of(node: Node, value: object) -> Parts:
-    """The parts of an argument, in the dtype that the node computes in."""
+    """Return the real and the imaginary part of an argument, in the dtype that the node computes
+    in.
+    """
     dtype = node.part_dtype
     if isinstance(value, Complex):
         return node.of(value.real, dtype), node.of(value.imaginary, dtype)
@@ -36,7 +38,9 @@ def parts_of(node: Node, value: object) -> Parts:
 
 
 def part(value: object, index: int, zero: Callable[[Value], Value]) -> object:
-    """One part of an argument: of lists those of their items."""
+    """Return the real (index 0) or imaginary (1) part of an argument; of a list, those of its
+    items.
+    """
     if isinstance(value, Complex):
         return (value.real, value.imaginary)[index]
     if isinstance(value, complex):
@@ -46,51 +50,49 @@ def part(value: object, index: int, zero: Callable[[Value], Value]) -> object:
     if isinstance(value, float):
         return 0.0 if index else value
     if isinstance(value, (list, tuple)):
-        return [part(each, index, zero) for each in value]
+        return [part(item, index, zero) for item in value]
     return value
 
 
 def per_part(convert: Converter) -> Rule:
-    """The same to each part."""
+    """Return the rule that applies the converter to the real and the imaginary part separately."""
 
     def rule(node: Node, *args: object, **kwargs: object) -> Found:
-        """The operator on the real and on the imaginary parts; a real argument has zeros for the
-        second.
-        """
+        """Convert the operator on both parts; a real argument has zeros as its imaginary part."""
 
         def zero(value: Value) -> Value:
             return node.scope.bound(op.zeros_like(node.of(value)))
 
-        found = []
+        converted = []
         for index in range(2):
-            given = {name: part(v, index, zero) for name, v in kwargs.items()}
-            given.pop("dtype", None)  # that of the whole
-            found.append(convert(node, *(part(a, index, zero) for a in args), **given))
-        return found[0], found[1]  # type: ignore[return-value]
+            part_kwargs = {name: part(v, index, zero) for name, v in kwargs.items()}
+            part_kwargs.pop("dtype", None)  # that of the whole
+            converted.append(convert(node, *(part(a, index, zero) for a in args), **part_kwargs))
+        return converted[0], converted[1]  # type: ignore[return-value]
 
     return rule
 
 
 def bilinear(convert: Converter) -> Rule:
-    """Of two tensors, by the product of real ones; a factor that is real scales the parts."""
+    """Return the rule of an operator that is linear in each of two arguments, by real products."""
 
     def rule(node: Node, a: object, b: object, **kwargs: object) -> Found:
         """(p + qi)(r + si) = (pr - qs) + (ps + qr)i by four products; two where a factor is
         real."""
 
         def times(x: object, y: object) -> Expr:
-            """One product of parts, with the operator's own arguments."""
-            found = convert(node, x, y, **kwargs)
-            assert isinstance(found, (Expr, Value)), "a product is one tensor"
-            return found if isinstance(found, Expr) else node.of(found)
+            """Return one real product of two parts, with the operator's other arguments."""
+            product = convert(node, x, y, **kwargs)
+            assert isinstance(product, (Expr, Value)), "a product is one tensor"
+            return product if isinstance(product, Expr) else node.of(product)
 
-        left = (a.real, a.imaginary) if isinstance(a, Complex) else _numbers(a)
-        right = (b.real, b.imaginary) if isinstance(b, Complex) else _numbers(b)
-        if len(right) == 1:
-            return times(left[0], right[0]), times(left[1], right[0])
-        if len(left) == 1:
-            return times(left[0], right[0]), times(left[0], right[1])
-        (p, q), (r, s) = left, right
+        left_parts = (a.real, a.imaginary) if isinstance(a, Complex) else _numbers(a)
+        right_parts = (b.real, b.imaginary) if isinstance(b, Complex) else _numbers(b)
+        if len(right_parts) == 1:
+            return times(left_parts[0], right_parts[0]), times(left_parts[1], right_parts[0])
+        if len(left_parts) == 1:
+            return times(left_parts[0], right_parts[0]), times(left_parts[0], right_parts[1])
+        (p, q), (r, s) = left_parts, right_parts
         return op.subtract(times(p, r), times(q, s)), op.add(times(p, s), times(q, r))
 
     return rule
@@ -101,10 +103,11 @@ def _numbers(value: object) -> tuple[object, ...]:
 
 
 def own(rule: Rule) -> Callable[[Converter], Rule]:
-    """A function of its own."""
+    """Return the row entry of a rule that handles complex numbers by a function of its own."""
     return lambda convert: rule
 
 
 def none_real(node: Node, *_: object, **__: object) -> NoReturn:
-    """The converter of an operator that neither takes nor gives real numbers alone."""
+    """Reject an operator without complex arguments or results: it has no real converter."""
+    # A NoReturn converter lets the row exist for its complex rule alone.
     node.unsupported("it is of complex numbers")

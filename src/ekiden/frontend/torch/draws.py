@@ -1,9 +1,11 @@
-"""Random numbers in graphs of torch.compile: PyTorch draws them, from its generator and in its
-order, before a graph runs, and they are arguments of it. So they are those of eager PyTorch.
+"""Random numbers in graphs of torch.compile.
 
-That is done for operators of which the sizes alone say what is drawn: rand, randn_like, randint,
-randperm, bernoulli by a number, and so dropout, whose mask PyTorch draws by that. Numbers whose
-chances are data (multinomial) are not drawn ahead.
+PyTorch draws them before a graph runs, from its own generator and in its own order, and passes them
+as arguments; so they equal those of eager PyTorch.
+
+This covers operators whose draws depend on sizes alone: rand, randn_like, randint, randperm,
+bernoulli with a constant probability, and dropout, whose mask PyTorch draws with it. Operators
+whose probabilities are data (multinomial) are not drawn in advance.
 """
 
 from __future__ import annotations
@@ -21,27 +23,33 @@ Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
 
 def is_random(node: torch.fx.Node) -> bool:
-    """Whether a node draws random numbers: a dropout does in training alone."""
+    """Return whether a node draws random numbers; a dropout does in training only."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    asked = all(argument(node, name, True) for name in ("train", "dropout_p"))
-    return torch.Tag.nondeterministic_seeded in target.tags and asked
+    is_active = all(argument(node, name, True) for name in ("train", "dropout_p"))
+    return torch.Tag.nondeterministic_seeded in target.tags and is_active
 
 
 def argument(node: torch.fx.Node, name: str, default: object = None) -> object:
-    """What a node gives an argument of its operator; the default where that has none."""
+    """Return the value of an operator's argument at a node, else the schema's default.
+
+    Args:
+        node: A call of an operator.
+        name: Name of the argument in the operator's schema.
+        default: Value if the operator has no such argument.
+    """
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
-    for at, each in enumerate(target._schema.arguments):
-        if each.name == name:
-            given = node.args[at] if at < len(node.args) else node.kwargs.get(name)
-            return each.default_value if given is None else given
+    for at, parameter in enumerate(target._schema.arguments):
+        if parameter.name == name:
+            value = node.args[at] if at < len(node.args) else node.kwargs.get(name)
+            return parameter.default_value if value is None else value
     return default
 
 
 def is_draw(node: torch.fx.Node) -> bool:
-    """Whether a node gives random numbers that depend on sizes alone."""
+    """Return whether a node returns random numbers that depend on sizes alone."""
     if not is_random(node):
         return False
     target = node.target
@@ -72,6 +80,8 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return x * 0.0, torch.zeros_like(x, dtype=torch.bool)
+    # ATen's CPU kernel consumes the generator in memory order: draw in a permuted view to get the
+    # same mask.
     order = _prims_common.compute_elementwise_output_logical_to_physical_perm(x)[0]
     moved = x.permute(order)
     drawn = torch.bernoulli(torch.empty(moved.shape, dtype=torch.bool), 1 - p)
@@ -81,14 +91,16 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Ten
 
 def with_own_draws(decompositions: Decompositions) -> Decompositions:
     """Return the decompositions without those that draw other numbers than eager PyTorch."""
-    kept = {t: f for t, f in decompositions.items() if t not in (*_OF_SIZES, *_COMPOSED)}
-    return {**kept, aten.native_dropout.default: native_dropout}
+    unchanged = {t: f for t, f in decompositions.items() if t not in (*_OF_SIZES, *_COMPOSED)}
+    return {**unchanged, aten.native_dropout.default: native_dropout}
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A node that draws. Tensors that it is given have the sizes and strides of a run alone: where
-    numbers go follows from how a tensor lies in memory.
+    """A node that draws random numbers before a run.
+
+    Its tensor arguments are empty ones with the run's sizes and strides: the draw order follows the
+    memory layout.
     """
 
     node: torch.fx.Node
@@ -102,6 +114,7 @@ class Draw:
             if not isinstance(meta, torch.Tensor):
                 return sizes.number(meta)
             shape, steps = sizes.numbers(meta.shape), sizes.numbers(meta.stride())
+            # Only sizes and strides are read by such an operator: no data are needed.
             return torch.empty_strided(shape, steps, dtype=meta.dtype)
 
         args: Any = torch.fx.map_arg(self.node.args, value)

@@ -38,14 +38,18 @@ _BITS = {1: torch.uint8, 2: torch.int16}
 
 
 def from_torch_dtype(dtype: torch.dtype) -> str:
-    """Our name of a dtype. Raises Unsupported for complex and quantised ones."""
+    """Return our name of a dtype.
+
+    Raises:
+        Unsupported: The dtype is complex or quantised.
+    """
     if dtype not in DTYPES:
         raise Unsupported(f"dtype {str(dtype).removeprefix('torch.')} is not supported")
     return DTYPES[dtype]
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """The elements of a tensor of the host as an array that shares its memory.
+    """Return the elements of a host tensor as an array that shares its memory.
 
     Raises Unsupported for a tensor of another device, a sparse one, or a dtype that we have not.
     """
@@ -55,8 +59,8 @@ def array_of(tensor: torch.Tensor) -> Array:
         raise Unsupported(f"expected a dense tensor on the CPU, got {where}")
     plain = tensor.detach().resolve_neg()
     try:
-        found: Array = plain.numpy()
+        array: Array = plain.numpy()
     except TypeError:  # NumPy has no such dtype of its own
         bits = _BITS[tensor.element_size()]
-        found = plain.view(bits).numpy().view(to_numpy(name))
-    return np.asarray(found)
+        array = plain.view(bits).numpy().view(to_numpy(name))
+    return np.asarray(array)

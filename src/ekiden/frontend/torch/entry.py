@@ -1,4 +1,4 @@
-"""What the table of frontends asks of PyTorch (see ekiden.frontend.table.Entry)."""
+"""PyTorch's entry in the table of frontends (see ekiden.frontend.table.Entry)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from ekiden.runtime.errors import CompileError
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """A module with its example inputs, an exported program, or the path of a saved one. Raises
-    CompileError for examples that a module cannot be exported with, and for options of an export
-    beside a program that is exported already."""
+    """Import a module with example inputs, an exported program, or the file of a saved program.
+
+    Raises:
+        CompileError: A module cannot be exported with its examples, or export options accompany a
+            program that is exported already.
+    """
     label = label_of(model)
     if isinstance(model, (str, os.PathLike, bytes)):
         name = repr(os.path.basename(os.fspath(model))) if not isinstance(model, bytes) else ""
@@ -41,8 +44,8 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
         if options.example_inputs is None and options.example_kwargs is None:
             text = "example_inputs are missing: compile(module, (x, ...))"
             raise CompileError(f"compile: {label}: {text}")
-        given: object = options.example_inputs or ()
-        inputs = given if isinstance(given, (list, tuple)) else (given,)
+        examples: object = options.example_inputs or ()
+        inputs = examples if isinstance(examples, (list, tuple)) else (examples,)
         program = exported(model, inputs, options.example_kwargs, options.dynamic_shapes)
         warn_of_training(program, label)
     names = symbol_names(program, options.dynamic_shapes)

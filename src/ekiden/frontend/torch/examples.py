@@ -1,5 +1,6 @@
-"""What a module is traced with, looked at before PyTorch does, which would tell of its own inside
-or of nothing.
+"""Checks of a module and its example inputs before PyTorch traces them.
+
+PyTorch's own errors would name its internals, or nothing.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ def check_module(module: object, label: str) -> None:
     """
     if not isinstance(module, torch.nn.Module):
         return
-    for name, each in itertools.chain(module.named_parameters(), module.named_buffers()):
-        if each.is_meta:
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if tensor.is_meta:
             text = f"the weight {name!r} is on the device 'meta', which has no numbers"
             raise UnsupportedError(f"import {label}: {text}: load them first")
-    for name, part in module.named_modules():
-        if type(part).__module__.startswith(_EAGER):
-            text = f"{name or 'it'!r} is a {type(part).__name__} of PyTorch's eager quantisation"
+    for name, inner in module.named_modules():
+        if type(inner).__module__.startswith(_EAGER):
+            text = f"{name or 'it'!r} is a {type(inner).__name__} of PyTorch's eager quantisation"
             hint = "torch.export takes what was quantised by quantize_pt2e, or torchao's quantize_"
             raise UnsupportedError(f"import {label}: {text}: {hint}")
 
@@ -48,21 +49,21 @@ def check_examples(
     """
     names = [*list(inspect.signature(module.forward).parameters)[: len(inputs)], *kwargs]
     specs = specs_of(dynamic_shapes, names)
-    given = [*inputs, *kwargs.values()]
-    for name, each, spec in itertools.zip_longest(names, given, specs[: len(given)]):
-        if not isinstance(each, torch.Tensor):
+    examples = [*inputs, *kwargs.values()]
+    for name, example, spec in itertools.zip_longest(names, examples, specs[: len(examples)]):
+        if not isinstance(example, torch.Tensor):
             continue
-        if each.layout is not torch.strided:
+        if example.layout is not torch.strided:
             text = f"example input {name!r} is sparse: a dense one expected"
             raise CompileError(f"compile: {label}: {text}")
         for axis, _ in dims_of(spec):
-            if axis >= each.dim():
-                text = f"the input {name!r} has no dimension {axis}: its rank is {each.dim()}"
+            if axis >= example.dim():
+                text = f"the input {name!r} has no dimension {axis}: its rank is {example.dim()}"
                 raise CompileError(f"compile: {label}: dynamic_shapes: {text}")
 
 
 def warn_of_training(program: ExportedProgram, label: str) -> None:
-    """Say so where operators do what they do in training alone: it is done, and seldom meant."""
+    """Warn of an operator in training mode, which is imported as such but seldom intended."""
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and _is_training(node, node.target):
             text = "%s is in training mode: %s does what it does there; eval() is meant, perhaps"
@@ -72,19 +73,19 @@ def warn_of_training(program: ExportedProgram, label: str) -> None:
 
 def _is_training(node: torch.fx.Node, target: torch._ops.OpOverload) -> bool:
     arguments = target._schema.arguments
-    given = {**dict(zip((a.name for a in arguments), node.args, strict=False)), **node.kwargs}
-    return any(given.get(name) is True for name in ("train", "training"))
+    values = {**dict(zip((a.name for a in arguments), node.args, strict=False)), **node.kwargs}
+    return any(values.get(name) is True for name in ("train", "training"))
 
 
 def specs_of(dynamic_shapes: object, names: Sequence[str]) -> list[object]:
-    """What is said of each input, where the inputs are tensors by themselves."""
+    """Return the dynamic-shape specification of each input that is a plain tensor."""
     if isinstance(dynamic_shapes, Mapping):
         return [dynamic_shapes.get(name) for name in names]
     return list(dynamic_shapes) if isinstance(dynamic_shapes, (list, tuple)) else []
 
 
 def dims_of(spec: object) -> list[tuple[int, object]]:
-    """(axis, what is said of it) of an input."""
+    """Return the (axis, dimension) pairs of an input's dynamic-shape specification."""
     if isinstance(spec, Mapping):
         return [(axis, dim) for axis, dim in spec.items() if isinstance(axis, int)]
     return list(enumerate(spec)) if isinstance(spec, (list, tuple)) else []

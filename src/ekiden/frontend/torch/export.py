@@ -38,19 +38,24 @@ Decompositions = dict[torch._ops.OpOverload, Callable[..., Any]]
 
 
 def decompositions() -> Decompositions:
-    """How operators without a converter are made of others: PyTorch's own definitions, and ours of
-    those that it has none for."""
-    found: Decompositions = dict(torch.export.default_decompositions())
+    """Return the decomposition table: PyTorch's own entries, then ours for operators
+    without one.
+    """
+    table: Decompositions = dict(torch.export.default_decompositions())
     for target, function in torch._decomp.decomposition_table.items():
         if isinstance(target, torch._ops.OpOverload):
-            found.setdefault(target, function)
-    found.update(APART)
-    return {t: f for t, f in found.items() if is_taken_apart(t)}
+            table.setdefault(target, function)
+    table.update(APART)
+    # An operator with a converter of its own stays whole; composites are decomposed as PyTorch does
+    # it.
+    return {t: f for t, f in table.items() if is_taken_apart(t)}
 
 
 @contextmanager
 def told_by_torch(tool: str, label: str) -> Iterator[None]:
-    """As told_by, of what works on a user's program; the message is all that is said."""
+    """Report errors of PyTorch on a user's program as `told_by` does, without PyTorch's own log
+    records.
+    """
     loggers = [logging.getLogger(name) for name in TWICE]
     try:
         for logger in loggers:
@@ -72,8 +77,16 @@ def exported(
     example_kwargs: Mapping[str, object] | None = None,
     dynamic_shapes: object = None,
 ) -> ExportedProgram:
-    """The program of a module. Raises ImportModelError with what torch.export says, and the line of
-    the module where it stopped.
+    """Return the exported program of a module.
+
+    Args:
+        module: A module, or a TorchScript module or function.
+        example_inputs: Positional inputs to trace with.
+        example_kwargs: Keyword inputs to trace with.
+        dynamic_shapes: Dynamic dimensions as torch.export takes them.
+
+    Raises:
+        ImportModelError: torch.export fails; the message names the line of the module.
     """
     label = label_of(module)
     if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
@@ -93,14 +106,14 @@ def _of_script(
     module: Any,  # noqa: ANN401 - PyTorch's own types of these have no schema
     example_inputs: Sequence[object],
 ) -> ExportedProgram:
-    """TorchScript, by PyTorch's converter of it."""
+    """Return a TorchScript module as a program, by PyTorch's TS2EPConverter."""
     from torch._export.converter import TS2EPConverter  # noqa: PLC0415
 
     is_function = isinstance(module, torch.jit.ScriptFunction)
     schema = module.schema if is_function else module.forward.schema
-    wanted = [a for a in schema.arguments[not is_function :] if not a.has_default_value()]
-    if len(example_inputs) < len(wanted):
-        names = ", ".join(repr(a.name) for a in wanted)
+    required = [a for a in schema.arguments[not is_function :] if not a.has_default_value()]
+    if len(example_inputs) < len(required):
+        names = ", ".join(repr(a.name) for a in required)
         text = f"its inputs are {names}, got {len(example_inputs)} of them"
         raise ImportModelError(f"import a TorchScript module: {text}")
     with told_by_torch("PyTorch's converter", "a TorchScript module"), whole_layers():
@@ -109,19 +122,22 @@ def _of_script(
 
 
 def decomposed(program: ExportedProgram, label: str = "program") -> ExportedProgram:
-    """A program of operators that the table has, as far as PyTorch says how."""
+    """Return the program with operators that lack a converter decomposed as far as PyTorch can."""
     program = _prepared(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of its own deprecations
         with told_by("torch.export", label, LIBRARIES):
-            made: ExportedProgram = program.run_decompositions(decompositions())
-            return made
+            result: ExportedProgram = program.run_decompositions(decompositions())
+            return result
 
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:
-    """Return the program without what PyTorch takes apart wrongly where something is written in
-    place: dropouts that give their input itself, which it takes for copies (a write into one would
-    not be seen by the other), and copies that broadcast, of which it forgets the shape.
+    """Return the program rewritten where PyTorch's functionalisation is wrong beside in-place
+    writes.
+
+    Dropouts that return their input itself are removed (PyTorch treats them as copies, so that a
+    write into one would not be seen through the other); copies that broadcast get an explicit
+    expand, as PyTorch loses their shape.
     """
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     if not any(twin_of(n.target) is not None for n in calls):
@@ -139,9 +155,9 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
         elif _broadcasts(node):
             to, source = node.args[:2]
             with graph.inserting_before(node):
-                whole = graph.call_function(torch.ops.aten.expand_as.default, (source, to))
-            whole.meta["val"] = source.meta["val"].expand(to.meta["val"].shape)
-            node.update_arg(1, whole)
+                expanded = graph.call_function(torch.ops.aten.expand_as.default, (source, to))
+            expanded.meta["val"] = source.meta["val"].expand(to.meta["val"].shape)
+            node.update_arg(1, expanded)
     return ExportedProgram(
         program.graph_module, graph, signature, program.state_dict, program.range_constraints,
         program.module_call_graph, program.example_inputs, program.constants,
@@ -150,15 +166,15 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
 
 
 def _is_name(node: torch.fx.Node) -> bool:
-    """Whether a call gives its input itself."""
+    """Return whether a call returns its input itself."""
     return same_as(node) is not None and twin_of(node.target) is None
 
 
 def _broadcasts(node: torch.fx.Node) -> bool:
-    """Whether a call copies a tensor into one of another shape."""
+    """Return whether a call copies a tensor into one of another shape."""
     if node.target is not torch.ops.aten.copy_.default:
         return False
-    shapes = [each.meta["val"].shape for each in node.all_input_nodes[:2]]
+    shapes = [operand.meta["val"].shape for operand in node.all_input_nodes[:2]]
     return len(shapes) == 2 and shapes[0] != shapes[1]
 
 
@@ -169,8 +185,9 @@ def import_exported(
     freeze_params: bool = True,
     input_names: Sequence[str] = (),
 ) -> ImportedModule:
-    """`import_program` of a program as torch.export wrote it, where that can be; else taken apart.
-    Raises as that does."""
+    """Import a program as exported if possible, else decomposed by PyTorch; arguments and errors of
+    `import_program`.
+    """
     if is_plain(program):
         try:
             return import_program(program, label, names, freeze_params, input_names)
@@ -180,15 +197,15 @@ def import_exported(
 
 
 def label_of(module: object) -> str:
-    """A model as messages have it."""
+    """Return the name of a model for messages."""
     return f"module {type(module).__name__}"
 
 
 def symbol_names(program: ExportedProgram, dynamic_shapes: object) -> dict[str, str]:
-    """The names that a user gave to dimensions (torch.export.Dim), by the program's symbols."""
+    """Return the user's names of dimensions (torch.export.Dim), by the program's symbols."""
     nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     inputs = [nodes[name] for name in program.graph_signature.user_inputs if name in nodes]
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for node, spec in zip(inputs, specs_of(dynamic_shapes, [n.name for n in inputs]), strict=False):
         meta = node.meta.get("val")
         if not isinstance(meta, torch.Tensor):
@@ -198,5 +215,5 @@ def symbol_names(program: ExportedProgram, dynamic_shapes: object) -> dict[str, 
             root = getattr(dim, "root", dim)  # the h of 2 * Dim("h")
             shown = root if isinstance(root, str) else getattr(root, "__name__", None)
             if symbol is not None and isinstance(shown, str) and not shown.startswith("_"):
-                found.setdefault(symbol, shown)
-    return found
+                names.setdefault(symbol, shown)
+    return names

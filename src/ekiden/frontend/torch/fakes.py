@@ -1,6 +1,6 @@
-"""Shapes of what operators give whose shapes PyTorch takes for data, and so cannot trace.
+"""Meta kernels: result shapes of operators that PyTorch considers data-dependent and cannot trace.
 
-They are said to PyTorch's own table of fake tensors, where it has none itself.
+They are added to PyTorch's table of fake tensor implementations where it has none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def is_vector(a: Tensor, b: Tensor) -> bool:
-    """Whether a right side is one vector for each matrix, as torch.linalg sees it."""
+    """Return whether a right-hand side is one vector per matrix, by the rule of torch.linalg."""
     return b.dim() == 1 or (a.dim() - 1 == b.dim() and a.shape[:-1] == b.shape)
 
 
@@ -42,7 +42,7 @@ def _lstsq(
 
 
 def longest(targets: Tensor, lengths: Tensor | Sequence[int]) -> int:
-    """How many labels a target of a CTC loss has at most, as far as shapes say it."""
+    """Return the maximum number of labels of a CTC target, as far as shapes tell it."""
     return targets.shape[-1] if isinstance(lengths, Tensor) else max(lengths, default=0)
 
 
@@ -63,20 +63,24 @@ def _ctc_loss_by_numbers(
     log_probs: Tensor, targets: Tensor, input_lengths: Sequence[int], target_lengths: Sequence[int],
     blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
 ) -> Tensor:  # fmt: skip
-    """`aten::ctc_loss.IntList`, as PyTorch composes it: its own makes a tensor of the lengths in a
-    way that cannot be traced."""
-    many = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    """Return `aten::ctc_loss.IntList` as PyTorch composes it, in a traceable way.
+
+    PyTorch's own composition makes a tensor of the lengths, which cannot be traced.
+    """
+    batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     loss: Tensor = aten._ctc_loss(
-        many, targets, input_lengths, target_lengths, blank, zero_infinity
+        batched, targets, input_lengths, target_lengths, blank, zero_infinity
     )[0]
     if zero_infinity:
         loss = torch.where(loss == math.inf, 0.0, loss)
     if reduction == MEAN:
-        counts = [torch.full((), max(each, 1), dtype=loss.dtype) for each in target_lengths]
+        # Reduction "mean" divides each loss by its target length, at least 1, before the mean over
+        # the batch.
+        counts = [torch.full((), max(length, 1), dtype=loss.dtype) for length in target_lengths]
         return (loss / torch.stack(counts)).mean()
     if reduction == SUM:
         return loss.sum()
-    return loss if many is log_probs else loss.squeeze(0)
+    return loss if batched is log_probs else loss.squeeze(0)
 
 
 FAKES: Mapping[torch._ops.OpOverload, Callable[..., Any]] = {

@@ -20,19 +20,20 @@ def _masked(scores: Tensor, mask: Tensor | None, mask_type: int | None) -> Tenso
         return scores
     hidden = mask.to(torch.bool)
     if mask_type == KEYS:
+        # (batch, keys) broadcasts over heads and queries.
         hidden = hidden[:, None, None, :]
     return scores.masked_fill(hidden, float("-inf"))
 
 
 def _projections(
-    given: tuple[Tensor, Tensor, Tensor], weight: Tensor, bias: Tensor
+    sources: tuple[Tensor, Tensor, Tensor], weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, ...]:
-    """Queries, keys and values; one product where they are made of the same tensor."""
-    query, key, value = given
+    """Return queries, keys and values; one product if all three come from the same tensor."""
+    query, key, value = sources
     if query is key is value:
         return F.linear(query, weight, bias).chunk(3, -1)
-    parts = zip(given, weight.chunk(3), bias.chunk(3), strict=True)
-    return tuple(F.linear(x, w, b) for x, w, b in parts)
+    projections = zip(sources, weight.chunk(3), bias.chunk(3), strict=True)
+    return tuple(F.linear(x, w, b) for x, w, b in projections)
 
 
 def multi_head_attention(
@@ -50,20 +51,24 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`aten::_native_multi_head_attention`: (batch, queries, embed_dim), and the weights, of all
-    heads or their mean; without elements where they are not wanted."""
+    """Return `aten::_native_multi_head_attention`: (batch, queries, embed_dim), and the attention
+    weights.
+
+    The weights are of all heads or their mean; without elements if `need_weights` is false.
+    """
     batch, size = query.shape[0], embed_dim // num_head
     q, k, v = (
         x.reshape(batch, -1, num_head, size).transpose(1, 2)
         for x in _projections((query, key, value), qkv_weight, qkv_bias)
     )
+    # As in ATen the query is scaled, not the scores.
     scores = _masked(torch.matmul(q * size**-0.5, k.transpose(2, 3)), mask, mask_type)
     weights = torch.softmax(scores, -1)
     joined = torch.matmul(weights, v).transpose(1, 2).reshape(batch, -1, embed_dim)
-    made = F.linear(joined, proj_weight, proj_bias)
+    projected = F.linear(joined, proj_weight, proj_bias)
     if not need_weights:
-        return made, query.new_empty((0,))
-    return made, weights.mean(1) if average_attn_weights else weights
+        return projected, query.new_empty((0,))
+    return projected, weights.mean(1) if average_attn_weights else weights
 
 
 def transformer_encoder_layer(
@@ -88,19 +93,21 @@ def transformer_encoder_layer(
     mask: Tensor | None = None,
     mask_type: int | None = None,
 ) -> Tensor:
-    """`aten::_transformer_encoder_layer_fwd`: attention to itself and two dense layers, each with a
-    residual and a normalisation before it (`norm_first`) or behind."""
+    """Return `aten::_transformer_encoder_layer_fwd`: self-attention and a two-layer MLP.
+
+    Each has a residual connection and a layer normalisation before it (`norm_first`) or after.
+    """
 
     def attend(x: Tensor) -> Tensor:
-        """Attention of a sequence to itself, under the layer's mask."""
-        made, _ = multi_head_attention(
+        """Return the self-attention of a sequence under the layer's mask."""
+        attended, _ = multi_head_attention(
             x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias,
             mask, need_weights=False, mask_type=mask_type,
         )  # fmt: skip
-        return made
+        return attended
 
     def feed(x: Tensor) -> Tensor:
-        """The two linear layers and the activation between them."""
+        """Return the feed-forward block: two linear layers with an activation between them."""
         inner = F.linear(x, ffn_weight_1, ffn_bias_1)
         inner = F.gelu(inner) if use_gelu else F.relu(inner)
         return F.linear(inner, ffn_weight_2, ffn_bias_2)

@@ -31,7 +31,7 @@ MISSING = object()
 
 
 class Graph:
-    """A graph being imported: of a program, or one inside a node."""
+    """A graph being imported: a program's, or a subgraph of a node."""
 
     def __init__(self, module: torch.fx.GraphModule, walk: Walk, symbols: Symbols) -> None:
         self.module, self.walk, self.symbols = module, walk, symbols
@@ -48,20 +48,24 @@ class Graph:
 
     @property
     def inputs(self) -> list[torch.fx.Node]:
-        """Its placeholders."""
+        """Return its placeholders."""
         return [n for n in self.module.graph.nodes if n.op == "placeholder"]
 
     def run(self, inputs: Sequence[object]) -> list[object]:
-        """The outputs for these inputs. Raises Unsupported where a node has been reported."""
+        """Return the outputs for these inputs.
+
+        Raises:
+            Unsupported: A node of the graph has been reported.
+        """
         self.env.update(zip(self.inputs, inputs, strict=True))
         self.run_nodes()
-        found = self.outputs()
-        if any(each is MISSING for each in found):
+        outputs = self.outputs()
+        if any(item is MISSING for item in outputs):
             raise Unsupported("")
-        return found
+        return outputs
 
     def inside(self, module: torch.fx.GraphModule) -> Graph:
-        """A graph inside one of its nodes."""
+        """Return the importer of a subgraph of one of its nodes."""
         return Graph(module, self.walk, self.symbols)
 
     def run_nodes(self, results: Sequence[torch.fx.Node] | None = None) -> None:
@@ -79,14 +83,14 @@ class Graph:
                 raise Unsupported(f"a node of the kind {node.op!r} in a graph of ATen")
 
     def outputs(self) -> list[object]:
-        """What the graph gives, in order."""
+        """Return the graph's outputs, in order."""
         node = next(n for n in self.module.graph.nodes if n.op == "output")
-        given = node.args[0]
-        many = given if isinstance(given, (list, tuple)) else [given]
-        return [self.item(each) for each in many]
+        output_value = node.args[0]
+        items = output_value if isinstance(output_value, (list, tuple)) else [output_value]
+        return [self.item(item) for item in items]
 
     def item(self, arg: object) -> object:
-        """An argument of a node with what its nodes stand for."""
+        """Return an argument with its nodes replaced by what they were imported as."""
         if isinstance(arg, torch.fx.Node):
             return self.env[arg]
         if isinstance(arg, (list, tuple)):
@@ -96,19 +100,21 @@ class Graph:
         return arg
 
     def _attribute(self, path: str) -> object:
-        found: object = self.module
+        attribute: object = self.module
         for name in path.split("."):
-            found = getattr(found, name)
-        return value_of(found) if isinstance(found, torch.Tensor) else found
+            attribute = getattr(attribute, name)
+        return value_of(attribute) if isinstance(attribute, torch.Tensor) else attribute
 
     # Calls.
 
     def _call(self, node: torch.fx.Node) -> None:
         args = [self.item(a) for a in node.args]
         kwargs = {k: self.item(v) for k, v in node.kwargs.items()}
+        # Stays so if the conversion is reported, so that its users are skipped and only the cause
+        # is listed.
         self.env[node] = MISSING
         flat = list(_flat([*args, *kwargs.values()]))
-        if any(each is MISSING for each in flat):
+        if any(item is MISSING for item in flat):
             return  # made by a node that has already been reported
         names = self._names(node)
         self.scope.used.update(filter(None, names))
@@ -130,37 +136,39 @@ class Graph:
         names: Sequence[str],
     ) -> object:
         if node.target is operator.getitem:
-            whole, index = args
-            if whole is None:  # of what has an effect and no result
+            outputs, index = args
+            if outputs is None:  # of what has an effect and no result
                 return None
-            assert isinstance(whole, Sequence) and isinstance(index, int)
-            return whole[index]
+            assert isinstance(outputs, Sequence) and isinstance(index, int)
+            return outputs[index]
         meta = node.meta.get("val")
         is_scalar = isinstance(meta, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool))
         if is_scalar and self.symbols.has(meta):
             return self.symbols.scalar(meta)
         inputs = [v for v in flat if isinstance(v, Value)]
-        made = Node(node, inputs, self.scope, self.symbols, names, self)
+        view = Node(node, inputs, self.scope, self.symbols, names, self)
         if any(isinstance(v, Complex) for v in flat) or _gives_complex(meta):
-            plain = [_as_tensor(made, at, arg) for at, arg in enumerate(args)]
-            return self._complex(made, find_complex(node.target)(made, *plain, **kwargs))
+            plain = [_as_tensor(view, at, arg) for at, arg in enumerate(args)]
+            return self._complex(view, find_complex(node.target)(view, *plain, **kwargs))
         convert = find(twin_of(node.target) or node.target)
-        _check_arguments(convert, made, args, kwargs)
-        result = convert(made, *args, **kwargs)
+        _check_arguments(convert, view, args, kwargs)
+        result = convert(view, *args, **kwargs)
         if result is None or is_scalar or not isinstance(result, (Expr, Value, Sequence)):
             return result
         return self._named(node, cast(Result, result), names)
 
-    def _complex(self, node: Node, found: Found) -> object:
-        """What a rule gave: the two parts, each of one tensor or of several, or something real."""
+    def _complex(self, node: Node, converted: Found) -> object:
+        """Bind the results of a complex rule: (real, imaginary), each one tensor or several, or
+        something real.
+        """
         names = list(node.output_names)
-        if not isinstance(found, tuple):
-            return self._named(node.fx, found, names)
+        if not isinstance(converted, tuple):
+            return self._named(node.fx, converted, names)
         sides = []
-        for suffix, part in zip(("real", "imag"), found, strict=True):
+        for suffix, component in zip(("real", "imag"), converted, strict=True):
             own = [name and f"{name}.{suffix}" for name in names]
             self.scope.used.update(filter(None, own))
-            values = self.walk.outputs(part, own)
+            values = self.walk.outputs(component, own)
             sides.append([values.get(name) for name in own])
         pairs = [
             None if a is None or b is None else Complex(a, b) for a, b in zip(*sides, strict=True)
@@ -168,7 +176,7 @@ class Graph:
         return pairs if isinstance(node.meta, (list, tuple)) else pairs[0]
 
     def _names(self, node: torch.fx.Node) -> list[str]:
-        """A name for each output that is used; "" for others."""
+        """Return a name for each output that is used; "" for the others."""
         meta = node.meta.get("val")
         if not isinstance(meta, (list, tuple)):
             return [node.name]
@@ -176,12 +184,12 @@ class Graph:
         picks = [u for u in users if u.target is operator.getitem and u.args[0] is node]
         if len(picks) < len(users):
             return [f"{node.name}.{i}" for i in range(len(meta))]
-        taken = {u.args[1] for u in picks}
-        return [f"{node.name}.{i}" if i in taken else "" for i in range(len(meta))]
+        used = {u.args[1] for u in picks}
+        return [f"{node.name}.{i}" if i in used else "" for i in range(len(meta))]
 
     def _named(self, node: torch.fx.Node, result: Result, names: Sequence[str]) -> object:
-        """The outputs as values of the dtypes that PyTorch says; symbols that are data have names
-        from here on.
+        """Bind the outputs as values of the dtypes that PyTorch inferred, and name new
+        data-dependent symbols.
         """
         meta = node.meta.get("val")
         metas = meta if isinstance(meta, (list, tuple)) else [meta]
@@ -190,24 +198,25 @@ class Graph:
         elif isinstance(result, Sequence):
             pairs = zip(result, metas, strict=False)
             result = [self._cast(r, m) if isinstance(r, Expr) else r for r, m in pairs]
-        found = self.walk.outputs(result, names)
-        values = [found.get(name) for name in names]
-        for value, each in zip(values, metas, strict=False):
-            if value is not None and isinstance(each, torch.Tensor):
-                self.learn(value, each)
+        bound = self.walk.outputs(result, names)
+        values = [bound.get(name) for name in names]
+        for value, output_meta in zip(values, metas, strict=False):
+            if value is not None and isinstance(output_meta, torch.Tensor):
+                self.learn(value, output_meta)
         return values if isinstance(meta, (list, tuple)) else values[0]
 
     def _cast(self, expr: Expr, meta: object) -> Expr:
         if not isinstance(meta, torch.Tensor):
             return expr
-        wanted = from_torch_dtype(meta.dtype)
+        dtype = from_torch_dtype(meta.dtype)
         kind = self.scope.type_of(expr)
-        if isinstance(kind, TensorType) and kind.dtype != wanted:
-            return op.cast(expr, wanted)
+        if isinstance(kind, TensorType) and kind.dtype != dtype:
+            return op.cast(expr, dtype)
         return expr
 
     def learn(self, value: Value, meta: torch.Tensor) -> None:
         """Note what the symbols of a shape are, where they are seen for the first time."""
+        # A scalar graph run on whole tensors has other shapes than it was traced with.
         if self.is_of_many:
             return
         for dim, size in zip(value.type.shape, meta.shape, strict=True):
@@ -227,7 +236,9 @@ def _live(graph: torch.fx.Graph, results: Sequence[torch.fx.Node] | None) -> set
 
 
 def value_of(tensor: torch.Tensor) -> Value | Complex:
-    """The numbers of a tensor. Raises Unsupported as `array_of` does."""
+    """Return a tensor as a constant, a complex one as two. Raises Unsupported as
+    `array_of` does.
+    """
     if tensor.dtype not in PARTS:
         return constant(array_of(tensor))
     plain = tensor.detach().resolve_conj()
@@ -257,8 +268,8 @@ def _as_tensor(node: Node, at: int, arg: object) -> object:
 
 
 def _gives_complex(meta: object) -> bool:
-    many = meta if isinstance(meta, (list, tuple)) else [meta]
-    return any(isinstance(m, torch.Tensor) and m.dtype in PARTS for m in many)
+    metas = meta if isinstance(meta, (list, tuple)) else [meta]
+    return any(isinstance(m, torch.Tensor) and m.dtype in PARTS for m in metas)
 
 
 def _is_named(dim: PrimExpr) -> bool:
@@ -266,8 +277,8 @@ def _is_named(dim: PrimExpr) -> bool:
 
 
 def _flat(items: Sequence[object]) -> Iterator[object]:
-    for each in items:
-        if isinstance(each, (list, tuple)):
-            yield from _flat(each)
+    for item in items:
+        if isinstance(item, (list, tuple)):
+            yield from _flat(item)
         else:
-            yield each
+            yield item

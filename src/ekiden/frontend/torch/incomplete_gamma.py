@@ -33,10 +33,11 @@ def _series(a: Tensor, x: Tensor) -> Tensor:
 
 def _fraction(a: Tensor, x: Tensor) -> Tensor:
     """Q(a, x), from x = a + 1 on."""
-    found = x + 2 * _TERMS + 1 - a
+    denominator = x + 2 * _TERMS + 1 - a
+    # The continued fraction is evaluated from its tail, a fixed number of terms deep.
     for n in range(_TERMS, 0, -1):
-        found = x + 2 * n - 1 - a - n * (n - a) / found
-    return (a * x.log() - x - lgamma(a)).exp() / found
+        denominator = x + 2 * n - 1 - a - n * (n - a) / denominator
+    return (a * x.log() - x - lgamma(a)).exp() / denominator
 
 
 def _integral(a: Tensor, x: Tensor) -> Tensor:
@@ -55,38 +56,40 @@ def _integral(a: Tensor, x: Tensor) -> Tensor:
 
 
 def _halves(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """P(a, x), or Q(a, x) where the second says so: the one that keeps its digits. No number
-    outside of what they are defined for."""
+    """Return (P(a, x) or Q(a, x), whether it is Q): the smaller of the two, which keeps its digits.
+
+    NaN outside the domain.
+    """
     order, where = broadcast(a.double(), x.double())
     small = (order > 0) & (order <= _LARGE)
     is_upper = torch.where(small, where > order + 1, where > order)
     inside = (where > 0) & where.isfinite()
     plain = torch.where(inside, where, 1.0)
     little = torch.where(small, order, 1.0)
-    much = torch.where((order > _LARGE) & order.isfinite(), order, _LARGE)
-    left = _series(little, torch.minimum(plain, little + 1))
-    right = _fraction(little, torch.maximum(plain, little + 1))
-    found = torch.where(small, torch.where(is_upper, right, left), _integral(much, plain))
-    found = torch.where(where == 0, 0.0, found)
+    large_order = torch.where((order > _LARGE) & order.isfinite(), order, _LARGE)
+    lower = _series(little, torch.minimum(plain, little + 1))
+    upper = _fraction(little, torch.maximum(plain, little + 1))
+    value = torch.where(small, torch.where(is_upper, upper, lower), _integral(large_order, plain))
+    value = torch.where(where == 0, 0.0, value)
     # All of the weight is left of an infinite x and for an order of 0, none for an infinite one.
     ended = (order == 0) | where.isinf() | order.isinf()
     is_upper = torch.where(ended, ~order.isinf(), is_upper)
-    found = torch.where(ended, 0.0, found)
+    value = torch.where(ended, 0.0, value)
     unknown = (order < 0) | (where < 0) | (order != order) | (where != where)
     unknown = unknown | ((order == 0) & (where == 0)) | (order.isinf() & where.isinf())
-    return torch.where(unknown, math.nan, found), is_upper
+    return torch.where(unknown, math.nan, value), is_upper
 
 
 def igamma(a: Tensor, x: Tensor) -> Tensor:
     """P(a, x): the regularised lower function. As in PyTorch no number for negative ones."""
-    found, is_upper = _halves(a, x)
-    return torch.where(is_upper, 1 - found, found).to(torch.result_type(a, x))
+    value, is_upper = _halves(a, x)
+    return torch.where(is_upper, 1 - value, value).to(torch.result_type(a, x))
 
 
 def igammac(a: Tensor, x: Tensor) -> Tensor:
     """Q(a, x) = 1 - P(a, x)."""
-    found, is_upper = _halves(a, x)
-    return torch.where(is_upper, found, 1 - found).to(torch.result_type(a, x))
+    value, is_upper = _halves(a, x)
+    return torch.where(is_upper, value, 1 - value).to(torch.result_type(a, x))
 
 
 __all__ = ["igamma", "igammac"]

@@ -31,21 +31,25 @@ BATCH_FIRST = 8
 """The place of that argument, which layers of packed sequences have not."""
 
 
-def _eager(name: str, data: Tensor, *rest: Any, lengths: Tensor | None = None) -> Any:  # noqa: ANN401
-    """By PyTorch itself; lengths, which packed sequences alone have, are the longest first."""
+def _eager(name: str, data: Tensor, *args: Any, lengths: Tensor | None = None) -> Any:  # noqa: ANN401
+    """Run the layer with PyTorch's own function; `lengths`, of packed sequences only, are in
+    descending order.
+    """
     function = getattr(torch, name)
     if lengths is None:
-        return function(data, *rest)
+        return function(data, *args)
+    # Only our own export path passes lengths, sorted longest first as pack_padded_sequence
+    # requires.
     packed = pack_padded_sequence(data, lengths.cpu())
-    every, *states = function(packed.data, packed.batch_sizes, *rest[:-1])
-    made = PackedSequence(every, packed.batch_sizes)
-    return (pad_packed_sequence(made, total_length=len(data))[0], *states)
+    every, *states = function(packed.data, packed.batch_sizes, *args[:-1])
+    repacked = PackedSequence(every, packed.batch_sizes)
+    return (pad_packed_sequence(repacked, total_length=len(data))[0], *states)
 
 
-def _fake(count: int, data: Tensor, states: Any, *rest: Any, **_: object) -> tuple[Tensor, ...]:  # noqa: ANN401
-    """(all hidden states, each state at the end): shapes alone."""
+def _fake(count: int, data: Tensor, states: Any, *args: Any, **_: object) -> tuple[Tensor, ...]:  # noqa: ANN401
+    """Return empty tensors of the result shapes: all hidden states, then each final state."""
     begin = [states] if isinstance(states, Tensor) else list(states)
-    directions, batch = 2 if rest[5] else 1, data.shape[0 if rest[6] else 1]
+    directions, batch = 2 if args[5] else 1, data.shape[0 if args[6] else 1]
     every = data.new_empty((*data.shape[:2], directions * begin[0].shape[-1]))
     ends = (s.new_empty((s.shape[0], batch, s.shape[2])) for s in begin[:count])
     return (every, *ends)
@@ -57,8 +61,8 @@ def _defined(name: str, count: int) -> torch._ops.OpOverload:
     _LIBRARY.define(f"{name}(Tensor input, {states}, {_REST}) -> ({results})")
     _LIBRARY.impl(name, partial(_eager, name), "CompositeExplicitAutograd")
     torch.library.register_fake(f"ekiden::{name}", partial(_fake, count), lib=_LIBRARY)
-    found: torch._ops.OpOverload = getattr(torch.ops.ekiden, name).default
-    return found
+    overload: torch._ops.OpOverload = getattr(torch.ops.ekiden, name).default
+    return overload
 
 
 _WHOLE: Mapping[Callable[..., Any], torch._ops.OpOverload] = {
@@ -71,21 +75,23 @@ _WHOLE: Mapping[Callable[..., Any], torch._ops.OpOverload] = {
 
 
 def _whole(target: object, args: Sequence[Any]) -> torch._ops.OpOverload | None:
-    """What stands in for a call: one with nothing drawn between layers."""
-    found = _WHOLE.get(target) if callable(target) else None
-    if found is None or len(args) <= BATCH_FIRST:
+    """Return the operator that stands for a call of a layer, None if dropout is drawn between its
+    layers.
+    """
+    operator = _WHOLE.get(target) if callable(target) else None
+    if operator is None or len(args) <= BATCH_FIRST:
         return None
     dropout, is_training = args[5 + _is_packed(args)], args[6 + _is_packed(args)]
-    return None if is_training and dropout > 0 else found
+    return None if is_training and dropout > 0 else operator
 
 
 def _is_packed(args: Sequence[Any]) -> bool:
-    """Whether a layer is over packed sequences: their sizes come before the states."""
+    """Return whether a layer is over packed sequences, whose batch sizes precede the states."""
     return not isinstance(args[3], bool)
 
 
 class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
-    """While torch.export traces."""
+    """A torch function mode that keeps recurrent layers whole while torch.export traces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +106,7 @@ class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """The call, by what stands in for it."""
+        """Run a call, replaced by the whole-layer operator where there is one."""
         if kwargs:
             return func(*args, **kwargs)
         if func == torch._VF._pack_padded_sequence:
@@ -108,19 +114,21 @@ class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
             return self._packed(data.transpose(0, 1) if batch_first else data, lengths)
         if func == Tensor.__getitem__ and id(args[0]) in self.padded and args[1:] == (0,):
             return self.padded[id(args[0])][1].shape[1]  # the batch: each sequence has a step
-        found = _whole(func, args)
+        operator = _whole(func, args)
         if func == torch._VF._pad_packed_sequence and id(args[0]) in self.padded:
             return self._unpacked(*args)
-        if found is None or not _is_packed(args):
-            return (found or func)(*args)
+        if operator is None or not _is_packed(args):
+            return (operator or func)(*args)
         if id(args[0]) not in self.padded:
             return func(*args)
         _, data, lengths = self.padded[id(args[0])]
-        every, *states = found(data, *args[2:], False, lengths=lengths)
+        every, *states = operator(data, *args[2:], False, lengths=lengths)
         return (self._packed(every, lengths)[0], *states)
 
     def _packed(self, padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Data [sum of lengths, ..] step by step, and how many sequences each step has."""
+        """Return packed data [sum of lengths, ..] step by step, and the number of sequences at each
+        step.
+        """
         is_there = _is_there(padded, lengths)
         check: Callable[[bool], None] = torch._check
         longest = lengths.max().item()
@@ -128,7 +136,8 @@ class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
         check(longest <= padded.shape[0])
         data = padded[is_there]
         sizes = is_there.sum(1).narrow(0, 0, longest)  # type: ignore[arg-type]
-        self.padded |= {id(each): (each, padded, lengths) for each in (data, sizes)}
+        # Keyed by identity: the entry keeps the tensor alive, so that its id is not reused.
+        self.padded |= {id(tensor): (tensor, padded, lengths) for tensor in (data, sizes)}
         return data, sizes
 
     def _unpacked(
@@ -137,62 +146,67 @@ class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
         _, padded, lengths = self.padded[id(data)]
         is_there = _is_there(padded, lengths)
         is_there = is_there.reshape(*is_there.shape, *[1] * (padded.dim() - 2))
-        made = torch.where(is_there, padded, fill)
-        steps: int | torch.SymInt = made.shape[0]
+        data_out = torch.where(is_there, padded, fill)
+        steps: int | torch.SymInt = data_out.shape[0]
         if isinstance(total, int) and isinstance(steps, int) and total > steps:
-            rest = made.new_full((total - steps, *made.shape[1:]), fill)
-            made = torch.cat([made, rest])
+            filler = data_out.new_full((total - steps, *data_out.shape[1:]), fill)
+            data_out = torch.cat([data_out, filler])
         else:
-            made = made.narrow(0, 0, total)
-        return made.transpose(0, 1) if batch_first else made, lengths
+            data_out = data_out.narrow(0, 0, total)
+        return data_out.transpose(0, 1) if batch_first else data_out, lengths
 
 
 def _is_there(padded: Tensor, lengths: Tensor) -> Tensor:
-    """[steps, batch]: whether a sequence has a step."""
+    """Return a mask [steps, batch]: whether a sequence reaches a step."""
     return torch.arange(padded.shape[0]).unsqueeze(1) < lengths
 
 
 def wants_gradients(inputs: Sequence[object]) -> bool:
-    """Whether gradients go through a graph of these inputs."""
+    """Return whether gradients are recorded through a graph of these inputs."""
     is_traced = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
     return torch.is_grad_enabled() and is_traced
 
 
 def keep_layers(module: torch.fx.GraphModule, inputs: Sequence[object]) -> None:
-    """In a graph of TorchDynamo, and those inside it, where no gradient is wanted."""
+    """Replace recurrent layers of a TorchDynamo graph and its subgraphs by whole operators, if no
+    gradient is needed.
+    """
+    # The whole-layer operators have no backward formula.
     if wants_gradients(inputs):
         return
-    for part in module.modules():
-        if not isinstance(part, torch.fx.GraphModule):
+    for submodule in module.modules():
+        if not isinstance(submodule, torch.fx.GraphModule):
             continue
-        for node in part.graph.nodes:
-            found = None if node.kwargs else _whole(node.target, node.args)
-            if found is not None and not _is_packed(node.args):
-                node.target = found
-                part.recompile()
+        for node in submodule.graph.nodes:
+            operator = None if node.kwargs else _whole(node.target, node.args)
+            if operator is not None and not _is_packed(node.args):
+                node.target = operator
+                submodule.recompile()
 
 
 _DROPOUTS = (torch.nn.functional.dropout, torch.dropout)
 
 
 def pass_idle_dropouts(module: torch.fx.GraphModule) -> None:
-    """Take dropouts that drop nothing out of a graph of TorchDynamo: they give their input itself,
-    of which PyTorch's compilers make a copy."""
-    for part in module.modules():
-        if not isinstance(part, torch.fx.GraphModule):
+    """Remove dropouts that drop nothing from a graph of TorchDynamo.
+
+    They return their input itself, which PyTorch's compilers would copy.
+    """
+    for submodule in module.modules():
+        if not isinstance(submodule, torch.fx.GraphModule):
             continue
-        for node in part.graph.nodes:
+        for node in submodule.graph.nodes:
             if node.target in _DROPOUTS and _drops_nothing(node):
                 node.replace_all_uses_with(node.args[0])
-                part.graph.erase_node(node)
-        part.recompile()
+                submodule.graph.erase_node(node)
+        submodule.recompile()
 
 
 def _drops_nothing(node: torch.fx.Node) -> bool:
     names = ("input", "p", "training" if node.target is _DROPOUTS[0] else "train")
-    given = {"p": 0.5, "training": True, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    bound = {"p": 0.5, "training": True, **dict(zip(names, node.args, strict=False)), **node.kwargs}
     is_input = bool(node.args) and isinstance(node.args[0], torch.fx.Node)
-    return is_input and bool(given["p"] == 0 or given[names[2]] is False)
+    return is_input and bool(bound["p"] == 0 or bound[names[2]] is False)
 
 
 __all__ = ["keep_layers", "pass_idle_dropouts", "wants_gradients", "whole_layers"]

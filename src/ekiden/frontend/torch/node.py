@@ -44,7 +44,7 @@ see `ekiden.frontend.torch.complex`): the name alone for all overloads."""
 
 
 def target_name(target: object) -> str:
-    """`aten.add.Tensor`, `getitem`, `cond`."""
+    """Return the name of a node's target: `aten.add.Tensor`, `getitem`, `cond`."""
     if isinstance(target, str):
         return target
     text = str(target)
@@ -52,9 +52,11 @@ def target_name(target: object) -> str:
 
 
 def describe(node: torch.fx.Node) -> str:
-    """`aten.relu.default 'relu_1'`, with the line of the user's program where it is known."""
-    place = source(node)
-    return f"{target_name(node.target)} '{node.name}'" + (f" ({place})" if place else "")
+    """Return a node for messages, `aten.relu.default 'relu_1'`, with the user's source line if
+    known.
+    """
+    location = source(node)
+    return f"{target_name(node.target)} '{node.name}'" + (f" ({location})" if location else "")
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in [^\n]*\n?\s*([^\n]*)')
@@ -62,7 +64,9 @@ _OURS = ("torch/", "<eval_with_key>", "<frozen", os.path.dirname(torch.__file__)
 
 
 def source(node: torch.fx.Node) -> str:
-    """`model.py:12: y = x.relu()`, the innermost line outside of PyTorch that made a node."""
+    """Return the innermost source line outside PyTorch that made a node, `model.py:12: y =
+    x.relu()`.
+    """
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     mine = [f for f in frames if not f[0].startswith(_OURS)]
     if not mine:
@@ -72,7 +76,7 @@ def source(node: torch.fx.Node) -> str:
 
 
 class Node(common.Node):
-    """What a converter is given."""
+    """A node of an FX graph as converters see it."""
 
     def __init__(
         self,
@@ -83,7 +87,7 @@ class Node(common.Node):
         output_names: Sequence[str],
         graph: object = None,
     ) -> None:
-        """`graph` is the one that the node stands in."""
+        """Create the view of a node; `graph` is the importer of the graph that contains it."""
         super().__init__(describe(fx), inputs, scope, output_names)
         self.fx, self.symbols, self.graph = fx, symbols, graph
 
@@ -91,42 +95,44 @@ class Node(common.Node):
 
     @property
     def meta(self) -> object:
-        """The outputs as PyTorch inferred them: fake tensors, numbers, lists of such."""
+        """Return the outputs as PyTorch inferred them: fake tensors, numbers, or lists of these."""
         return self.fx.meta.get("val")
 
     @property
     def out_dtype(self) -> str:
-        """The dtype of the (first) output; of complex numbers that of a part."""
-        found = self._first.dtype
-        return from_torch_dtype(PARTS.get(found, found))
+        """Return the dtype of the (first) output; of a complex one, that of its parts."""
+        dtype = self._first.dtype
+        return from_torch_dtype(PARTS.get(dtype, dtype))
 
     @property
     def is_complex(self) -> bool:
-        """Whether the (first) output is of complex numbers."""
+        """Return whether the (first) output is complex."""
         return self._first.dtype in PARTS
 
     @property
     def part_dtype(self) -> str:
-        """The dtype of a part of the complex numbers that it gives, or else that it takes."""
+        """Return the part dtype of the complex output, else of a complex input."""
         metas = [self._first, *(n.meta.get("val") for n in self.fx.all_input_nodes)]
-        found = [m.dtype for m in metas if isinstance(m, torch.Tensor) and m.dtype in PARTS]
-        return from_torch_dtype(PARTS[found[0]]) if found else self.out_dtype
+        dtypes = [m.dtype for m in metas if isinstance(m, torch.Tensor) and m.dtype in PARTS]
+        return from_torch_dtype(PARTS[dtypes[0]]) if dtypes else self.out_dtype
 
     @property
     def _first(self) -> torch.Tensor:
-        found = self.meta[0] if isinstance(self.meta, (list, tuple)) else self.meta
-        assert isinstance(found, torch.Tensor), f"{self.name} gives no tensor"
-        return found
+        output = self.meta[0] if isinstance(self.meta, (list, tuple)) else self.meta
+        assert isinstance(output, torch.Tensor), f"{self.name} gives no tensor"
+        return output
 
     @property
     def out_shape(self) -> tuple[PrimExpr, ...]:
-        """The shape of the (first) output. Raises Unsupported where it is data without a name."""
+        """Return the shape of the (first) output. Raises Unsupported for a data-dependent size
+        without a name.
+        """
         return self.symbols.shape(self._first.shape)
 
     # Arguments.
 
     def of(self, value: Operand, dtype: str = "") -> Expr:
-        """A tensor or number as an expression, of that dtype if one is named."""
+        """Return a tensor or number as an expression, cast to `dtype` if one is given."""
         if isinstance(value, Value):
             expr = self.scope.expr(value)
             return expr if dtype in ("", value.type.dtype) else op.cast(expr, dtype)
@@ -140,33 +146,33 @@ class Node(common.Node):
         return const(_wrapped(value, dtype), dtype)
 
     def promoted(self, *values: Operand) -> str:
-        """The dtype in which PyTorch computes with these together."""
+        """Return the dtype that PyTorch promotes these operands to."""
         return common_dtype(values)
 
     def size(self, value: object) -> Dim:
-        """A size of an argument as attributes hold it."""
+        """Return a size argument as attributes store it."""
         if isinstance(value, Value):
-            (found,) = self.dims_of(value)
-            return found
+            (size,) = self.dims_of(value)
+            return size
         return value if isinstance(value, PrimExpr) else int(value)  # type: ignore[call-overload]
 
     def sizes(self, values: Sequence[object]) -> tuple[Dim, ...]:
-        """Sizes of an argument."""
+        """Return size arguments as attributes store them."""
         return as_attr(self.size(v) for v in values)
 
     def dims_of(self, value: Value) -> tuple[Dim, ...]:
-        """The elements of a tensor as dimensions."""
-        found = sizes.dims(self.scope, value)
-        return self.unsupported("a vector of known length expected") if found is None else found
+        """Return the elements of a tensor of known length as dimensions."""
+        dims = sizes.dims(self.scope, value)
+        return self.unsupported("a vector of known length expected") if dims is None else dims
 
     def number(self, value: Scalar | None, what: str) -> int | float:
-        """An argument that must be a number."""
+        """Return an argument that must be a constant number. Raises Unsupported otherwise."""
         if isinstance(value, PrimExpr) or value is None:
             self.unsupported(f"'{what}' must be a number")
         return value
 
     def static(self, shape: Shape, what: str) -> tuple[int, ...]:
-        """A shape whose extents must be constant."""
+        """Return a shape whose extents must be constant. Raises Unsupported otherwise."""
         numbers = [known(d) for d in shape]
         if None in numbers:
             self.unsupported(f"{what} must have constant extents")
@@ -174,7 +180,7 @@ class Node(common.Node):
 
 
 def _wrapped(value: float, dtype: str) -> float:
-    """A number as an integer dtype holds it, without an error for one that is too large."""
+    """Return a number wrapped around to an integer dtype, without an error for one out of range."""
     if is_int(dtype) and dtype in _NUMPY_INTS and not isinstance(value, bool):
         return int(np.array(int(value)).astype(dtype))
     return value
@@ -184,7 +190,7 @@ _NUMPY_INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "
 
 
 def _category(value: Operand) -> int:
-    """0 for truth values, 1 for integers, 2 for floats."""
+    """Return PyTorch's promotion category: 0 for bool, 1 for integers, 2 for floats."""
     if isinstance(value, Value):
         dtype = value.type.dtype
     elif isinstance(value, PrimExpr):
@@ -195,33 +201,35 @@ def _category(value: Operand) -> int:
 
 
 def common_dtype(values: Sequence[Operand]) -> str:
-    """PyTorch's promotion: tensors with dimensions decide, then scalars' tensors, then numbers,
-    each only where it is of a higher kind.
+    """Return the dtype of PyTorch's type promotion.
+
+    Tensors with dimensions decide, then zero-dimensional tensors, then numbers, each only if of a
+    higher category.
     """
     tiers: list[list[Operand]] = [[], [], []]
-    for each in values:
-        is_tensor = isinstance(each, Value)
-        tiers[2 if not is_tensor else 0 if each.type.shape else 1].append(each)  # type: ignore[union-attr]
-    found, kind = "", -1
+    for value in values:
+        is_tensor = isinstance(value, Value)
+        tiers[2 if not is_tensor else 0 if value.type.shape else 1].append(value)  # type: ignore[union-attr]
+    dtype, best_category = "", -1
     for tier in tiers:
         category = max(map(_category, tier), default=-1)
-        if category <= kind:
+        if category <= best_category:
             continue
         dtypes = {v.type.dtype for v in tier if isinstance(v, Value) and _category(v) == category}
         if dtypes:
-            found = _joined(dtypes)
+            dtype = _joined(dtypes)
         else:
-            found = ("bool", "int64", "float32")[category]
-        kind = category
-    return found or "float32"
+            dtype = ("bool", "int64", "float32")[category]
+        best_category = category
+    return dtype or "float32"
 
 
 def _joined(dtypes: set[str]) -> str:
-    """The dtype that holds all of these, which are of one kind."""
+    """Return the dtype that holds all of these, which are of one category."""
     ours = {ours: theirs for theirs, ours in DTYPES.items()}
-    found = None
+    joined = None
     for name in dtypes:
-        each = ours[name]
-        found = each if found is None else torch.promote_types(found, each)
-    assert found is not None
-    return from_torch_dtype(found)
+        torch_dtype = ours[name]
+        joined = torch_dtype if joined is None else torch.promote_types(joined, torch_dtype)
+    assert joined is not None
+    return from_torch_dtype(joined)

@@ -1,8 +1,8 @@
-"""Programs that can be imported as torch.export wrote them, without PyTorch's own pass that takes
-operators apart and makes a program functional, which is most of the time that an import takes.
+"""Programs that can be imported as torch.export wrote them, without PyTorch's decomposition and
+functionalisation pass, which takes most of the time of an import.
 
-Such a program has operators of the table alone, and writes into no tensor that is seen by another
-name afterwards: `y.relu_()` then makes a new value, for which `y` stands from there on.
+Such a program has operators of the table alone, and writes into no tensor that is read through
+another alias afterwards: `y.relu_()` then makes a new value, which `y` denotes from there on.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ true."""
 
 
 def twin_of(target: object) -> object:
-    """The operator that gives what an in-place one writes into its first argument:
-    `aten.add.Tensor` of `aten.add_.Tensor`; None for operators that write nothing, or another."""
+    """Return the functional variant of an in-place operator: `aten.add.Tensor` for
+    `aten.add_.Tensor`.
+
+    None for operators that write nothing, or something other than their first argument.
+    """
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
         return None
     schema = target._schema
@@ -37,7 +40,7 @@ def twin_of(target: object) -> object:
 
 
 def is_plain(program: ExportedProgram) -> bool:
-    """Whether a program can be imported as it stands."""
+    """Return whether a program can be imported as exported."""
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     return all(map(_is_known, calls)) and _writes_are_seen_once(program.graph)
 
@@ -53,29 +56,31 @@ def _is_known(node: torch.fx.Node) -> bool:
 
 
 def _storages(node: torch.fx.Node) -> list[int]:
-    """The memory of what a node gives, by the tensors that torch.export inferred: those of views
-    are views."""
+    """Return the identities of the storages behind a node's results, as torch.export inferred;
+    views share theirs.
+    """
     meta = node.meta.get("val")
-    many = meta if isinstance(meta, (list, tuple)) else [meta]
-    tensors = [m for m in many if isinstance(m, torch.Tensor) and m.layout == torch.strided]
+    metas = meta if isinstance(meta, (list, tuple)) else [meta]
+    tensors = [m for m in metas if isinstance(m, torch.Tensor) and m.layout == torch.strided]
     return [m.untyped_storage()._cdata for m in tensors]
 
 
 def same_as(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The node that gives the very same tensor: what an in-place operator writes into, what a
-    dropout outside of training is given (torch.export infers another tensor of that)."""
+    """Return the node that has the very same tensor: an in-place operator's target, or an idle
+    dropout's input.
+    """
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return None
     is_dropout = converter_of(target) is same and argument(node, "train") is False
     is_same = twin_of(target) is not None or is_dropout
-    found = node.args[0] if is_same and node.args else None
-    return found if isinstance(found, torch.fx.Node) else None
+    source = node.args[0] if is_same and node.args else None
+    return source if isinstance(source, torch.fx.Node) else None
 
 
 @dataclass(eq=False, slots=True)
 class _Named:
-    """A tensor that nodes give: all that give the very same one."""
+    """A tensor and all nodes that are names of it."""
 
     read: int
     """Where it is read last."""
@@ -84,34 +89,37 @@ class _Named:
 
 
 def _writes_are_seen_once(graph: torch.fx.Graph) -> bool:
-    """Whether what each in-place operator writes into is read afterwards by no name but that of its
-    result and those that were given to the very same tensor, and is nothing of the caller's."""
-    place = {node: i for i, node in enumerate(graph.nodes)}
-    taken: dict[int, int] = {}
+    """Return whether every in-place write is seen only through its result and names of the very
+    same tensor.
+
+    Writes into an input or a weight do not qualify.
+    """
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    canonical: dict[int, int] = {}
     """Memory that torch.export inferred as new -> whose it is."""
     of: dict[torch.fx.Node, _Named] = {}
     sharing: dict[int, list[_Named]] = defaultdict(list)
-    for node in place:
-        last = max((place[u] for u in node.users), default=-1)
+    for node in position:
+        last = max((position[u] for u in node.users), default=-1)
         own, before = _storages(node), same_as(node)
         if before is None:
             of[node] = _Named(last, node.op != "call_function")
             for memory in own:
-                sharing[taken.get(memory, memory)].append(of[node])
+                sharing[canonical.get(memory, memory)].append(of[node])
             continue
         tensor = of[node] = of[before]
         tensor.read = max(tensor.read, last)
-        theirs = [taken.get(memory, memory) for memory in _storages(before)]
+        theirs = [canonical.get(memory, memory) for memory in _storages(before)]
         if twin_of(node.target) is None:
-            taken.update(zip(own, theirs, strict=True))
+            canonical.update(zip(own, theirs, strict=True))
             continue
         if own != _storages(before):  # as in programs that were saved
             return False
         for memory in theirs:
-            others = [each for each in sharing[memory] if each is not tensor]
-            if any(t.is_given for t in (tensor, *others)):
+            aliases = [named for named in sharing[memory] if named is not tensor]
+            if any(t.is_given for t in (tensor, *aliases)):
                 return False
-            if any(t.read > place[node] for t in others):
+            if any(t.read > position[node] for t in aliases):
                 return False
             sharing[memory] = [tensor]  # of which the others are read no more
     return True

@@ -51,28 +51,36 @@ def import_program(
     freeze_params: bool = True,
     input_names: Sequence[str] = (),
 ) -> ImportedModule:
-    """A module whose `main` computes a program of torch.export, of core operators of ATen or of any
-    others that the table has. Weights are constants that share the program's memory; with
-    `freeze_params=False` the floating-point ones are parameters of main.
+    """Return a module whose `main` computes a program of torch.export.
 
-    `names` are better ones of its symbolic sizes, which are called after the inputs otherwise;
-    `input_names` those of its first inputs.
-    Raises UnsupportedError listing every node that cannot be imported.
+    Its operators may be core ATen or any others that the table has. Weights are constants that
+    share the program's memory; with `freeze_params=False` the floating-point ones are parameters of
+    main.
+
+    Args:
+        program: The exported program.
+        label: Name of the program in messages.
+        names: Names of symbolic sizes, by symbol; by default they are named after inputs and axes.
+        freeze_params: Whether floating-point weights are constants.
+        input_names: Names of the first inputs.
+
+    Raises:
+        UnsupportedError: Lists every node that cannot be imported.
     """
 
     def attempt(facts: Facts) -> ImportedModule:
         return _Program(program, label, facts, freeze_params).run(names or {}, input_names)
 
     try:
-        made = settled(attempt)
+        imported = settled(attempt)
     except Unsupported as error:
         raise UnsupportedError(f"import {label}: {error}", error.inputs) from error
-    return made
+    return imported
 
 
 class Importer:
-    """One attempt with what is known so far about the dimensions: what programs of torch.export and
-    graphs of torch.compile have in common.
+    """One import attempt with the facts known so far about dimensions; the base of both
+    importers.
     """
 
     takes_complex = False
@@ -114,20 +122,23 @@ class Importer:
         """Give names to dimensions made of symbols that no input has: `(n + 1) // 2` where a
         backward graph is not given `n`."""
         metas = [node.meta.get("val") for node in nodes]
-        given = {plain_name(meta) for meta in metas}  # numbers that are inputs
+        inputs = {plain_name(meta) for meta in metas}  # numbers that are inputs
         for node, meta in zip(nodes, metas, strict=True):
             for axis, size in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):
-                if not self.symbols.has(size) and not given.issuperset(self.symbols.names(size)):
+                if not self.symbols.has(size) and not inputs.issuperset(self.symbols.names(size)):
                     shown = f"{node.name}_dim{axis}"
                     self.symbols.name(size, shown, self.scope.symbol(shown))
 
     def input(self, node: torch.fx.Node, name: str) -> object:
-        """What an input stands for: a parameter of main, or a number it was traced with. Raises
-        UnsupportedError, which names it, for a type without tensors here."""
+        """Return the value of an input: a parameter of main, or the number it was traced with.
+
+        Raises:
+            UnsupportedError: The dtype has no tensors here; the message names the input.
+        """
         meta = node.meta.get("val")
         if isinstance(meta, torch.Tensor):
             if meta.dtype in PARTS and self.takes_complex:
-                real, imaginary = (self._part(f"{name}_{part}", meta) for part in ("real", "imag"))
+                real, imaginary = (self._part(f"{name}_{side}", meta) for side in ("real", "imag"))
                 return Complex(real, imaginary)
             try:
                 kind = TensorType(self.symbols.shape(meta.shape), from_torch_dtype(meta.dtype))
@@ -141,39 +152,49 @@ class Importer:
         return meta
 
     def _tensor(self, name: str, kind: TensorType) -> Value:
-        """A parameter. Sizes that are made of numbers that are inputs cannot be told from the
-        parameters' shapes: they have names there, and are those sizes from here on.
+        """Add a parameter of main.
+
+        Sizes that depend on numbers among the inputs cannot be inferred from parameter shapes: such
+        dimensions get fresh symbols, and a reshape declares the real ones.
         """
         plain = [
             self.scope.symbol(f"{name}_dim{axis}") if self.of_data & set(free_vars(dim)) else dim
             for axis, dim in enumerate(kind.shape)
         ]
         value = self.main.tensor(name, TensorType(tuple(plain), kind.dtype))
+        # No dimension was replaced: the parameter has the declared shape already.
         if all(a is b for a, b in zip(plain, kind.shape, strict=True)):
             return value
         shaped = self.scope.spanned(op.reshape(self.scope.expr(value), kind.shape, allowzero=True))
         return Value(kind, expr=shaped)
 
     def _part(self, name: str, meta: torch.Tensor) -> Value:
-        """A part of complex numbers, which are given as two tensors."""
+        """Add the parameter for one part of a complex input, which is passed as two tensors."""
         dtype = from_torch_dtype(PARTS[meta.dtype])
         return self._tensor(name, TensorType(self.symbols.shape(meta.shape), dtype))
 
     def _size(self, name: str, meta: torch.SymInt) -> object:
-        """A size that is an input: that of a tensor where one has it, else the number given, also
-        for one made of a size that no input has, as backward graphs get `(n + 1) // 2` alone."""
+        """Return a size among the inputs: a tensor's dimension if one has it, else the number
+        passed.
+
+        The latter also for an expression of a size that no input has: backward graphs get `(n + 1)
+        // 2` alone.
+        """
         if not self.symbols.has(meta):
             value = self.main.tensor(name, TensorType((), "int64"))
             vector = self.scope.spanned(op.reshape(self.scope.expr(value), (1,)))
-            found = sizes.dims(self.scope, Value(self.scope.typed(vector), expr=vector))
-            assert found is not None
-            self.symbols.name(meta, name, as_dim(found[0]))
-            self.of_data.update(free_vars(as_dim(found[0])))
+            dims = sizes.dims(self.scope, Value(self.scope.typed(vector), expr=vector))
+            assert dims is not None
+            self.symbols.name(meta, name, as_dim(dims[0]))
+            self.of_data.update(free_vars(as_dim(dims[0])))
         return self.symbols.scalar(meta)
 
     def constant(self, tensor: torch.Tensor, name: str) -> Value:
-        """A weight, which shares its memory. Raises UnsupportedError, which names it, for a type
-        without tensors here."""
+        """Return a weight as a constant that shares its memory.
+
+        Raises:
+            UnsupportedError: The dtype has no tensors here; the message names the weight.
+        """
         label = f"weight '{name}'"
         try:
             value = constant(array_of(tensor))
@@ -184,12 +205,12 @@ class Importer:
         return value
 
     def weight(self, tensor: torch.Tensor, name: str) -> Value | Complex:
-        """A weight; one of complex numbers is two, which share nothing."""
+        """Return a weight as a constant; a complex one as two, which are copies."""
         return value_of(tensor) if tensor.dtype in PARTS else self.constant(tensor, name)
 
 
 class _Program(Importer):
-    """A program of torch.export."""
+    """An importer of a program of torch.export."""
 
     def __init__(
         self, program: ExportedProgram, label: str, facts: Facts, freeze_params: bool
@@ -207,9 +228,10 @@ class _Program(Importer):
         inputs = [(n, s) for n, s in pairs if s.kind == InputKind.USER_INPUT]
         self.name_symbols([node for node, _ in inputs], names)
         self.name_derived([node for node, _ in inputs], names)
-        given = [*input_names, *(s.arg.name for _, s in inputs[len(input_names) :])]
-        for (node, _), name in zip(inputs, given, strict=True):
+        parameter_names = [*input_names, *(s.arg.name for _, s in inputs[len(input_names) :])]
+        for (node, _), name in zip(inputs, parameter_names, strict=True):
             self.graph.env[node] = self.input(node, name)
+        # Mutated buffers are inputs and outputs (states); the others are constants.
         changed = {s.target for s in signature.output_specs if s.kind in _CHANGES}
         for node, spec in pairs:
             if spec.kind != InputKind.USER_INPUT and spec.target not in changed and node.users:
@@ -241,29 +263,29 @@ class _Program(Importer):
         )
 
     def _found(self, target: str) -> object:
-        found = self.program.state_dict.get(target)
-        return self.program.constants.get(target) if found is None else found
+        tensor = self.program.state_dict.get(target)
+        return self.program.constants.get(target) if tensor is None else tensor
 
     def _state(self, target: str) -> Value:
-        """A buffer that the program changes: an input, and later an output."""
-        found = self._found(target)
-        assert isinstance(found, torch.Tensor), f"{target!r} is a buffer"
-        value = self.constant(found, target)
+        """Add a buffer that the program mutates: a parameter of main, and later an output."""
+        buffer = self._found(target)
+        assert isinstance(buffer, torch.Tensor), f"{target!r} is a buffer"
+        value = self.constant(buffer, target)
         assert value.array is not None
         self.states[target] = value.array
         return self.main.tensor(target, value.type)
 
     def _add_generator(self) -> None:
-        """A state from which random numbers are drawn: every run goes on where the last ended."""
+        """Add the random generator's state; every run continues where the last one ended."""
         first = np.array(threefry_key(0), np.uint64)
         self.states[GENERATOR] = first
         self.graph.generator = self.main.tensor(GENERATOR, constant(first).type)
 
     def _weight(self, target: str) -> object:
-        found = self._found(target)
-        if not isinstance(found, torch.Tensor):
-            return found
-        value = self.weight(found, target)
+        weight = self._found(target)
+        if not isinstance(weight, torch.Tensor):
+            return weight
+        value = self.weight(weight, target)
         if isinstance(value, Complex):
             return value
         assert value.array is not None
@@ -274,12 +296,13 @@ class _Program(Importer):
         return value
 
     def _constrain(self) -> None:
-        """What torch.export found that sizes must be: bounds other than 0 and infinity."""
+        """Require the bounds that torch.export derived for sizes, other than the trivial ones."""
         for symbol, bounds in self.program.range_constraints.items():
             dim = self.symbols.known.get(str(symbol))
             if dim is None:
                 continue
             for kind, limit in ((GE, bounds.lower), (LE, bounds.upper)):
+                # Infinite bounds map to 2**62, which is not a constraint.
                 number = int(limit) if isinstance(limit, (int, sympy.Integer)) else 2**62
                 if number < 2**62 and (kind is LE or number > 1):
                     self._require(binary(kind, dim, number))
@@ -291,13 +314,15 @@ class _Program(Importer):
     # Outputs.
 
     def _outputs(self) -> list[tuple[str, Value]]:
-        """The tensors and sizes that the program gives, None and constants left out; behind them
-        the buffers that it changes, in the order of the inputs.
+        """Return the tensors and sizes that the program returns, then the buffers that it mutates,
+        in input order.
+
+        None and constants are left out.
         """
-        made: list[tuple[str, Value]] = []
+        outputs: list[tuple[str, Value]] = []
         after: dict[str, Value] = {}
-        found = self.graph.outputs()
-        for spec, item in zip(self.program.graph_signature.output_specs, found, strict=True):
+        items = self.graph.outputs()
+        for spec, item in zip(self.program.graph_signature.output_specs, items, strict=True):
             value = as_value(item, f"import {self.walk.label}: output {spec.arg.name!r}")
             if spec.kind == OutputKind.USER_INPUT_MUTATION:
                 text = f"it changes its input {spec.target!r}: let it give the changed one"
@@ -310,14 +335,16 @@ class _Program(Importer):
                     )
                 after[spec.target] = value
             elif value is not None:
-                made.append((spec.arg.name, value))
+                outputs.append((spec.arg.name, value))
         if self.graph.generator is not None:
             after[GENERATOR] = self.graph.generator
-        return made + [(name, after[name]) for name in self.states]
+        # The outputs of the states come last, in the order of their inputs.
+        return outputs + [(name, after[name]) for name in self.states]
 
 
 def as_value(item: object, what: str) -> Value | None:
-    """What a graph gives as a value; None for what is no tensor and no size.
+    """Return an output of a graph as a value; None if it is neither a tensor nor a size. None for
+    what is no tensor and no size.
 
     Raises UnsupportedError for complex numbers, which leave a program as pairs.
     """

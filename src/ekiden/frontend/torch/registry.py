@@ -49,11 +49,11 @@ def _key(name: str) -> str:
 
 
 def _table(rows: Iterable[Row]) -> dict[str, Converter]:
-    found: dict[str, Converter] = {}
+    table: dict[str, Converter] = {}
     for name, converter, *_ in rows:
-        assert _key(name) not in found, f"{name} has two rows"
-        found[_key(name)] = converter
-    return found
+        assert _key(name) not in table, f"{name} has two rows"
+        table[_key(name)] = converter
+    return table
 
 
 TABLE = _table(row for family in FAMILIES for row in family.ROWS)
@@ -67,8 +67,8 @@ COMPLEX: dict[str, Rule] = {
 
 
 def key_of(target: object) -> str:
-    """What a node calls, as the table has it: "aten::add.Tensor"; for what is no operator of a
-    library its name.
+    """Return the table key of a node's target: "aten::add.Tensor"; for other callables "python::"
+    and their name.
     """
     if isinstance(target, torch._ops.OpOverload):
         return f"{target._schema.name}.{target._overloadname}"
@@ -83,6 +83,7 @@ def _row_of(target: object) -> str | None:
     key = key_of(target)
     if key in TABLE:
         return key
+    # A row without an overload serves all overloads that its signature accepts.
     name = key.partition(".")[0]
     return name if name in TABLE and _takes(TABLE[name], target) else None
 
@@ -102,78 +103,80 @@ def _takes(convert: Converter, target: object) -> bool:
     every = target._schema.arguments
     return any(
         _binds(convert, arguments)
-        for arguments in ([each for each in every if not each.has_default_value()], every)
+        for arguments in ([arg for arg in every if not arg.has_default_value()], every)
     )
 
 
 def _binds(convert: Converter, arguments: Sequence[torch._C.Argument]) -> bool:
-    places = [each for each in arguments if not each.kwarg_only]
-    named: dict[str, object] = {each.name: None for each in arguments if each.kwarg_only}
+    positional = [arg for arg in arguments if not arg.kwarg_only]
+    named: dict[str, object] = {arg.name: None for arg in arguments if arg.kwarg_only}
     try:
-        signature_of(convert).bind(None, *places, **named)
+        signature_of(convert).bind(None, *positional, **named)
     except TypeError:
         return False
     return True
 
 
 def converter_of(target: object) -> Converter | None:
-    """The converter of an operator; None if there is none."""
+    """Return the converter of an operator; None if there is none."""
     row = _row_of(target)
     return None if row is None else TABLE[row]
 
 
 def is_taken_apart(target: object) -> bool:
-    """Whether what an operator is made of is imported where PyTorch takes a program apart: nobody
-    has a converter of the whole, or it is of operators as they are composed usually."""
+    """Return whether PyTorch should decompose an operator: it has no converter, or only a composite
+    one.
+    """
     row = _row_of(target)
     return row is None or row in COMPOSITE
 
 
 def find(target: object) -> Converter:
-    """The converter of an operator. Raises Unsupported naming those whose names are nearest."""
-    found = converter_of(target)
-    if found is None:
+    """Return the converter of an operator. Raises Unsupported with the nearest names otherwise."""
+    converter = converter_of(target)
+    if converter is None:
         library, _, name = key_of(target).partition(".")[0].rpartition("::")
-        known = {key.partition(".")[0] for key in TABLE if key.startswith(f"{library}::")}
-        near = nearest(name, (key.rpartition("::")[2] for key in known))
+        names = {key.partition(".")[0] for key in TABLE if key.startswith(f"{library}::")}
+        near = nearest(name, (key.rpartition("::")[2] for key in names))
         text = f"unknown operator{near}; ekiden.frontend.torch.register teaches one"
         raise Unsupported(text)
-    return found
+    return converter
 
 
 def find_complex(target: object) -> Rule:
-    """What an operator does to complex numbers. Raises Unsupported where it takes none."""
+    """Return the rule of an operator for complex numbers. Raises Unsupported if it has none."""
     key = key_of(target)
-    found = COMPLEX.get(key)
-    if found is None and key not in TABLE:
-        found = COMPLEX.get(key.partition(".")[0])
-    if found is None:
+    rule = COMPLEX.get(key)
+    if rule is None and key not in TABLE:
+        rule = COMPLEX.get(key.partition(".")[0])
+    if rule is None:
+        # Raises with the nearest names if the operator has no converter at all.
         find(target)
         raise Unsupported("complex numbers are not supported here")
-    return found
+    return rule
 
 
 def register(name: str, *, override: bool = False) -> Callable[[Converter], Converter]:
-    """A decorator that teaches the import an operator, such as a custom one:
+    """Return a decorator that registers the converter of an operator, such as a custom one:
 
         @ekiden.frontend.torch.register("mylib::scale")
         def scale(node, x, factor):
             return node.of(x) * relay.const(factor)
 
-    The function gets a Node (see ekiden.frontend.torch.node) and the arguments in their places, and
-    gives a Relay expression, or a list of one for each output. A name may end with an overload.
+    The function gets a Node (see ekiden.frontend.torch.node) and the operator's arguments, and
+    returns a Relay expression, or a list with one for each output. A name may end with an overload.
 
-    Raises ValueError where that operator has a converter, unless `override` is set.
+    Raises ValueError if the operator has a converter, unless `override` is set.
     """
 
     def add(convert: Converter) -> Converter:
-        """Sets the converter, and has it remembered as the user's own."""
+        """Register the converter as the user's own."""
         if _key(name) in TABLE.keys() - COMPOSITE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         note_extension(convert)
-        for each in {k for k in COMPOSITE if _key(name) in (k, k.partition(".")[0])}:
-            COMPOSITE.remove(each)  # of one overload, which would be found before
-            del TABLE[each]
+        for key in {k for k in COMPOSITE if _key(name) in (k, k.partition(".")[0])}:
+            COMPOSITE.remove(key)  # of one overload, which would be found before
+            del TABLE[key]
         TABLE[_key(name)] = convert
         return convert
 

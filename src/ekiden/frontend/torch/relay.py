@@ -29,14 +29,27 @@ def from_pytorch(
     keep_quantized_weight: bool = False,
     export_renamed_c_graph_path: str | None = None,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """A module and its parameters, of a TorchScript module (or any other) and its inputs' names,
-    shapes and dtypes. The module is traced with zeros; an exported program is as it was traced.
-    Without a dtype an input has that of the trace it comes from; `default_dtype` is for those that
-    no trace says, as of scripts.
+    """Return a Relay module and its parameters from a module and its inputs' names, shapes and
+    dtypes.
 
-    `custom_convert_map` is refused: ekiden.frontend.torch.register teaches an operator.
-    `keep_quantized_weight` and `export_renamed_c_graph_path` are refused; names are always such
-    that Relay text can hold them.
+    The module (TorchScript or any other) is traced with zeros; an exported program is taken as
+    traced. Without a dtype, an input has that of the TorchScript trace, else `default_dtype`.
+
+    Args:
+        script_module: The module, or an exported program.
+        input_infos: (name, shape) or (name, (shape, dtype)) of each input.
+        custom_convert_map: Rejected: ekiden.frontend.torch.register adds an operator.
+        default_dtype: Dtype of inputs for which no trace has one.
+        use_parser_friendly_name: Ignored: names are always parser friendly.
+        keep_quantized_weight: Rejected.
+        export_renamed_c_graph_path: Rejected.
+
+    Returns:
+        The module, and the parameters by name.
+
+    Raises:
+        CompileError: input_infos are malformed, or custom_convert_map is given.
+        UnsupportedError: An unsupported option or node.
     """
     del use_parser_friendly_name  # they always are
     if custom_convert_map:
@@ -58,20 +71,22 @@ def from_pytorch(
     if not isinstance(program, ExportedProgram):
         program = exported(program, inputs)
     names = [name for name, _ in input_infos]
-    made = import_exported(program, label, freeze_params=False, input_names=names)
-    params = {name: tensor(array) for name, array in made.params.items()}
-    return replace(made, params={}, input_names=(), owns_results=False).as_module(), params
+    imported = import_exported(program, label, freeze_params=False, input_names=names)
+    params = {name: tensor(array) for name, array in imported.params.items()}
+    return replace(imported, params={}, input_names=(), owns_results=False).as_module(), params
 
 
 def _checked(infos: Any) -> Sequence[Info]:  # noqa: ANN401 - whatever a user gave
-    """Raises CompileError for what is no list of (name, shape) and (name, (shape, dtype))."""
-    many = infos if isinstance(infos, (list, tuple)) else [infos]
-    for each in many:
-        is_pair = isinstance(each, (list, tuple)) and len(each) == 2 and isinstance(each[0], str)
-        if not is_pair or isinstance(each[1], str) or not isinstance(each[1], Sequence):
-            wanted = "[(name, shape)] or [(name, (shape, dtype))] expected"
-            raise CompileError(f"from_pytorch: input_infos: {wanted}, got {each!r}")
-    return many
+    """Return the input infos as a sequence. Raises CompileError for other than (name, shape) or
+    (name, (shape, dtype)).
+    """
+    entries = infos if isinstance(infos, (list, tuple)) else [infos]
+    for entry in entries:
+        is_pair = isinstance(entry, (list, tuple)) and len(entry) == 2 and isinstance(entry[0], str)
+        if not is_pair or isinstance(entry[1], str) or not isinstance(entry[1], Sequence):
+            expected = "[(name, shape)] or [(name, (shape, dtype))] expected"
+            raise CompileError(f"from_pytorch: input_infos: {expected}, got {entry!r}")
+    return entries
 
 
 def _traced_dtypes(module: object, count: int) -> list[str | None]:
@@ -84,15 +99,15 @@ def _traced_dtypes(module: object, count: int) -> list[str | None]:
     dtypes = [
         v.type().dtype() if isinstance(v.type(), torch._C.TensorType) else None for v in values
     ]
-    found = [None if dtype is None else DTYPES.get(dtype) for dtype in dtypes]
-    return [*found, *[None] * count][:count]
+    names = [None if dtype is None else DTYPES.get(dtype) for dtype in dtypes]
+    return [*names, *[None] * count][:count]
 
 
 def _zeros(info: Info, default_dtype: str) -> torch.Tensor:
-    name, given = info
-    is_pair = len(given) == 2 and isinstance(given[1], str)
+    name, spec = info
+    is_pair = len(spec) == 2 and isinstance(spec[1], str)
     shape: Any
-    shape, dtype = given if is_pair else (given, default_dtype)
+    shape, dtype = spec if is_pair else (spec, default_dtype)
     kinds = {ours: theirs for theirs, ours in DTYPES.items()}
     if str(dtype) not in kinds:
         text = f"{name!r} has the dtype {str(dtype)!r}: one of {', '.join(kinds)} expected"

@@ -29,11 +29,11 @@ def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
     """Return the node whose memory this node's results lie in; None for what is made anew."""
     target = node.target
     if target is operator.getitem:
-        whole = node.args[0]
-        return whole if isinstance(whole, torch.fx.Node) and viewed(whole) is not None else None
+        base = node.args[0]
+        return base if isinstance(base, torch.fx.Node) and viewed(base) is not None else None
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return None
-    says_so = any(each.alias_info is not None for each in target._schema.returns)
+    says_so = any(result.alias_info is not None for result in target._schema.returns)
     source = node.args[0] if node.args else None
     if not (says_so or target in _VIEWS) or not isinstance(source, torch.fx.Node):
         return None
@@ -43,10 +43,10 @@ def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
 def _memory(node: torch.fx.Node) -> int | None:
     """Return the storage that PyTorch inferred for a node: of lists of views that of the first."""
     meta = node.meta.get("val")
-    many = meta if isinstance(meta, (list, tuple)) else [meta]
-    for each in many[:1]:
-        if isinstance(each, torch.Tensor) and each.layout is torch.strided:
-            return int(each.untyped_storage()._cdata)
+    metas = meta if isinstance(meta, (list, tuple)) else [meta]
+    for first_meta in metas[:1]:
+        if isinstance(first_meta, torch.Tensor) and first_meta.layout is torch.strided:
+            return int(first_meta.untyped_storage()._cdata)
     return None
 
 
@@ -55,9 +55,11 @@ def memory_order(meta: torch.Tensor) -> tuple[int, ...] | None:
     None for others, and where sizes are symbols that leave it open."""
     sizes, steps = [*map(expression, meta.shape)], [*map(expression, meta.stride())]
     single = [axis for axis, size in enumerate(sizes) if size == 1]
-    others = [axis for axis in range(len(sizes)) if axis not in single]
-    hints = {axis: _hint(meta.stride()[axis]) for axis in others}
-    order = sorted(others, key=lambda axis: -hints[axis])
+    proper_axes = [axis for axis in range(len(sizes)) if axis not in single]
+    # Symbolic strides cannot be compared: sort by the example's strides, then verify the order
+    # symbolically.
+    hints = {axis: _hint(meta.stride()[axis]) for axis in proper_axes}
+    order = sorted(proper_axes, key=lambda axis: -hints[axis])
     step: sympy.Expr = sympy.Integer(1)
     for axis in reversed(order):
         if sympy.expand(steps[axis] - step) != 0:
@@ -77,10 +79,10 @@ def _hint(size: int | torch.SymInt) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A tensor that a module gives, by the number of its output.
+    """A tensor that the module computes, by the index of its output.
 
-    imaginary: the output that has the other part of complex numbers; order: its axes as they lie in
-    memory, None where PyTorch's strides are to be made.
+    imaginary: the output that has the imaginary part; order: its axes from slowest to fastest in
+    memory, None if PyTorch's strides need a copy.
     """
 
     node: torch.fx.Node
@@ -90,23 +92,23 @@ class Made:
 
     def tensor(self, outputs: Sequence[Any], sizes: RunSizes) -> torch.Tensor:
         """Return the tensor of a run, with the strides that PyTorch inferred."""
-        found = torch.utils.dlpack.from_dlpack(outputs[self.output])
+        result = torch.utils.dlpack.from_dlpack(outputs[self.output])
         if self.imaginary is not None:
-            other = torch.utils.dlpack.from_dlpack(outputs[self.imaginary])
-            found = torch.complex(found, other)
+            imaginary_part = torch.utils.dlpack.from_dlpack(outputs[self.imaginary])
+            result = torch.complex(result, imaginary_part)
         if self.order is not None:
             if list(self.order) == sorted(self.order):
-                return found
-            return found.permute([self.order.index(axis) for axis in range(len(self.order))])
+                return result
+            return result.permute([self.order.index(axis) for axis in range(len(self.order))])
         steps = sizes.numbers(self.node.meta["val"].stride())
-        if list(found.stride()) == steps or 0 in steps:
-            return found
-        return torch.empty_strided(found.shape, steps, dtype=found.dtype).copy_(found)
+        if list(result.stride()) == steps or 0 in steps:
+            return result
+        return torch.empty_strided(result.shape, steps, dtype=result.dtype).copy_(result)
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results of a graph, in order: nodes, numbers that are outputs (`Number`), constants."""
+    """The results of a graph, in order: nodes, sizes that are outputs (`Number`), and constants."""
 
     given: tuple[object, ...]
     arguments: tuple[tuple[torch.fx.Node, int], ...] = ()
@@ -122,11 +124,11 @@ class Results:
     def of(self, sizes: RunSizes, outputs: Sequence[Any]) -> list[Any]:
         """Return the results of a run of which the module gave `outputs`."""
         if self.symbols:
-            others = {name: int(outputs[at].numpy()) for name, at in self.symbols.items()}
-            sizes = RunSizes(sizes.places, sizes.args, others)
+            data_symbols = {name: int(outputs[at].numpy()) for name, at in self.symbols.items()}
+            sizes = RunSizes(sizes.places, sizes.args, data_symbols)
         env: dict[torch.fx.Node, Any] = {node: sizes.args[at] for node, at in self.arguments}
         env.update(self.attributes)
-        env.update((each.node, each.tensor(outputs, sizes)) for each in self.made)
+        env.update((computed.node, computed.tensor(outputs, sizes)) for computed in self.made)
 
         def value(node: torch.fx.Node) -> Any:  # noqa: ANN401 - a tensor or a number
             return env[node] if node in env else sizes.number(node.meta["val"])
@@ -135,20 +137,20 @@ class Results:
             args: Any = torch.fx.map_arg(node.args, value)
             kwargs: Any = torch.fx.map_arg(node.kwargs, value)
             env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        return [_result(each, env, outputs) for each in self.given]
+        return [_result(result, env, outputs) for result in self.given]
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A size among the results: an output of the module."""
+    """A size among the results, which is an output of the module."""
 
     output: int
 
 
-def _result(given: object, env: Mapping[torch.fx.Node, Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
-    if isinstance(given, torch.fx.Node):
-        return env[given]
-    return int(outputs[given.output].numpy()) if isinstance(given, Number) else given
+def _result(item: object, env: Mapping[torch.fx.Node, Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
+    if isinstance(item, torch.fx.Node):
+        return env[item]
+    return int(outputs[item.output].numpy()) if isinstance(item, Number) else item
 
 
 __all__ = ["Made", "Number", "Results", "memory_order", "viewed"]

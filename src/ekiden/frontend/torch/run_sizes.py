@@ -17,15 +17,15 @@ Places = Mapping[str, tuple[int, int | None]]
 
 def places_of(nodes: Sequence[torch.fx.Node]) -> Places:
     """Return where the symbols of a graph can be read from, of its inputs."""
-    places: dict[str, tuple[int, int | None]] = {}
+    sources: dict[str, tuple[int, int | None]] = {}
     for at, node in enumerate(nodes):
         meta = node.meta.get("val")
         sizes = enumerate(meta.shape) if isinstance(meta, torch.Tensor) else [(None, meta)]
         for axis, size in sizes:
             name = plain_name(size)
             if name is not None:
-                places.setdefault(name, (at, axis))
-    return places
+                sources.setdefault(name, (at, axis))
+    return sources
 
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -45,8 +45,10 @@ def symbols_of(value: object) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
-    """The sizes of one run: `args` are its arguments, `others` the values of symbols that are
-    none of theirs.
+    """The sizes of one run.
+
+    args: the run's arguments; others: values of symbols that no argument shows; places: the
+    argument and axis that each other symbol is read from.
     """
 
     places: Places

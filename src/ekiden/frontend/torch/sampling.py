@@ -19,7 +19,9 @@ ZEROS, BORDER, REFLECTION = range(3)
 
 
 class Tap(NamedTuple):
-    """An element along an axis: where it is, what it counts, how that changes with the place."""
+    """An element read along an axis: its index, its weight, and the weight's derivative by the
+    coordinate.
+    """
 
     at: Tensor
     weight: Tensor
@@ -27,7 +29,7 @@ class Tap(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """How an axis of `size` elements is read."""
+    """A sampled axis of `size` elements with its padding mode."""
 
     size: int
     padding: int
@@ -38,45 +40,47 @@ class Axis(NamedTuple):
         return (self.size - 1) / 2 if self.align_corners else self.size / 2
 
     def place(self, coordinate: Tensor) -> Tensor:
-        """In elements."""
+        """Return the position, in elements, of a coordinate in [-1, 1]."""
         return coordinate * self.scale() + (self.size - 1) / 2
 
-    def kept(self, place: Tensor) -> tuple[Tensor, Tensor]:
-        """A place as the padding moves it, and how fast it moves there: 1, 0 or -1."""
-        turn = torch.ones_like(place)
+    def kept(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a position moved by the padding mode, and its derivative there: 1, 0 or -1."""
+        slope = torch.ones_like(position)
         if self.padding == ZEROS:
-            return place, turn
+            return position, slope
         if self.padding == REFLECTION:
-            place, turn = self._reflected(place)
-        outside = (place <= 0) | (place >= self.size - 1)
-        return place.clamp(0, self.size - 1), torch.where(outside, 0.0, turn)
+            position, slope = self._reflected(position)
+        outside = (position <= 0) | (position >= self.size - 1)
+        return position.clamp(0, self.size - 1), torch.where(outside, 0.0, slope)
 
-    def _reflected(self, place: Tensor) -> tuple[Tensor, Tensor]:
+    def _reflected(self, position: Tensor) -> tuple[Tensor, Tensor]:
         first, span = (0.0, self.size - 1) if self.align_corners else (-0.5, self.size)
         if not span:
-            return torch.zeros_like(place), torch.zeros_like(place)
-        away = place - first
+            return torch.zeros_like(position), torch.zeros_like(position)
+        away = position - first
         sign = torch.where(away < 0, -1.0, 1.0)
-        rest = torch.remainder(away.abs(), 2 * span)
-        is_back = rest >= span
-        return torch.where(is_back, 2 * span - rest, rest) + first, torch.where(
+        # Reflection has the period 2 * span; the second half runs backwards.
+        folded = torch.remainder(away.abs(), 2 * span)
+        is_back = folded >= span
+        return torch.where(is_back, 2 * span - folded, folded) + first, torch.where(
             is_back, -sign, sign
         )
 
     def taps(self, coordinate: Tensor, mode: int) -> list[Tap]:
-        """What a sample is made of, slopes by the coordinate."""
-        place, scale = self.place(coordinate), self.scale()
+        """Return the elements that a sample is a weighted sum of, with slopes by the coordinate."""
+        position, scale = self.place(coordinate), self.scale()
         if mode == BICUBIC:
-            low = place.floor()
+            low = position.floor()
             return [
-                Tap(self.kept(low + step)[0], *_cubic(place - low - step, scale))
+                # Bicubic sampling pads each tap by itself, the other modes the position.
+                Tap(self.kept(low + step)[0], *_cubic(position - low - step, scale))
                 for step in range(-1, 3)
             ]
-        place, turn = self.kept(place)
+        position, slope = self.kept(position)
         if mode == NEAREST:
-            return [Tap(place.round(), torch.ones_like(place), torch.zeros_like(place))]
-        low, turn = place.floor(), turn * scale
-        return [Tap(low, low + 1 - place, -turn), Tap(low + 1, place - low, turn)]
+            return [Tap(position.round(), torch.ones_like(position), torch.zeros_like(position))]
+        low, slope = position.floor(), slope * scale
+        return [Tap(low, low + 1 - position, -slope), Tap(low + 1, position - low, slope)]
 
 
 def _cubic(away: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -94,25 +98,28 @@ def grid_sample(
     grad: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool,
     mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`aten::grid_sampler_2d_backward` and that of 3-D: of the data (N, C, sizes), and of the grid
-    (N, places, coordinates, the last size's first). `mask` says which is used."""
+    """Return `aten::grid_sampler_{2,3}d_backward`: the gradients of the data and of the grid.
+
+    The data are (N, C, sizes), the grid (N, positions, coordinates, the last axis first). `mask`
+    tells which gradients are used; both are computed.
+    """
     sizes = x.shape[2:]
     axes = [Axis(n, padding, align_corners) for n in sizes]
-    taps = [each.taps(grid[..., -1 - d], mode) for d, each in enumerate(axes)]
-    flat, given = x.flatten(2), grad.flatten(2)
+    taps = [axis.taps(grid[..., -1 - d], mode) for d, axis in enumerate(axes)]
+    flat, flat_grad = x.flatten(2), grad.flatten(2)
     of_data = torch.zeros_like(flat)
     of_grid = [torch.zeros_like(grid[..., 0]) for _ in axes]
     for chosen in product(*taps):
         pairs = list(zip(chosen, sizes, strict=True))
         inside = reduce(and_, [(tap.at >= 0) & (tap.at < size) for tap, size in pairs])
-        at = reduce(lambda whole, pair: whole * pair[1] + pair[0].at, pairs[1:], chosen[0].at)
+        at = reduce(lambda joined, pair: joined * pair[1] + pair[0].at, pairs[1:], chosen[0].at)
         index = torch.where(inside, at, 0.0).to(torch.int64).flatten(1).unsqueeze(1)
-        index = index.expand(given.shape)
-        met = (given * flat.gather(2, index)).sum(1).reshape(inside.shape)
+        index = index.expand(flat_grad.shape)
+        met = (flat_grad * flat.gather(2, index)).sum(1).reshape(inside.shape)
         met = torch.where(inside, met, 0.0)
         weight = torch.where(inside, reduce(mul, [tap.weight for tap in chosen]), 0.0)
-        of_data = of_data.scatter_add(2, index, given * weight.flatten(1).unsqueeze(1))
+        of_data = of_data.scatter_add(2, index, flat_grad * weight.flatten(1).unsqueeze(1))
         for d, tap in enumerate(chosen):
-            others = [other.weight for other in chosen if other is not tap]
-            of_grid[d] = of_grid[d] + met * reduce(mul, others, tap.slope)
+            other_weights = [other_tap.weight for other_tap in chosen if other_tap is not tap]
+            of_grid[d] = of_grid[d] + met * reduce(mul, other_weights, tap.slope)
     return of_data.reshape(x.shape), torch.stack(of_grid[::-1], -1)

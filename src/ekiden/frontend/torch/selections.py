@@ -12,33 +12,33 @@ from torch import Tensor
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    """`aten::masked_select`: the elements where the mask holds."""
+    """Return `aten::masked_select`: the elements where the mask holds."""
     data, where = broadcast(x, mask)
     return data[where]
 
 
 def broadcast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Tensors in their common shape."""
-    found: Sequence[Tensor] = torch.broadcast_tensors(*tensors)  # type: ignore[no-untyped-call]
-    return tuple(found)
+    """Return tensors broadcast to their common shape."""
+    expanded: Sequence[Tensor] = torch.broadcast_tensors(*tensors)  # type: ignore[no-untyped-call]
+    return tuple(expanded)
 
 
-def _kept(values: Tensor, places: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+def _kept(values: Tensor, indices: Tensor, dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     if keepdim:
-        return values, places
-    return values.squeeze(dim), places.squeeze(dim)
+        return values, indices
+    return values.squeeze(dim), indices.squeeze(dim)
 
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """`aten::kthvalue`: the k-th smallest, counted from 1, and its place."""
+    """Return `aten::kthvalue`: the k-th smallest element, counted from 1, and its index."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    ordered, places = x.sort(dim=dim, stable=True)
-    return _kept(ordered.narrow(dim, k - 1, 1), places.narrow(dim, k - 1, 1), dim, keepdim)
+    ordered, indices = x.sort(dim=dim, stable=True)
+    return _kept(ordered.narrow(dim, k - 1, 1), indices.narrow(dim, k - 1, 1), dim, keepdim)
 
 
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """`aten::mode`: the smallest of the most frequent elements, and the last place of it."""
+    """Return `aten::mode`: the smallest of the most frequent elements, and its last index."""
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     last = x.movedim(dim, -1)
@@ -46,30 +46,34 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tenso
     often = (ordered.unsqueeze(-1) == ordered.unsqueeze(-2)).sum(-1)
     values = ordered.gather(-1, often.argmax(-1, keepdim=True))
     count = x.shape[dim]
-    places = torch.where(last == values, torch.arange(count), -1).amax(-1, keepdim=True)
-    return _kept(values.movedim(-1, dim), places.movedim(-1, dim), dim, keepdim)
+    indices = torch.where(last == values, torch.arange(count), -1).amax(-1, keepdim=True)
+    return _kept(values.movedim(-1, dim), indices.movedim(-1, dim), dim, keepdim)
 
 
 def nanmedian(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """`aten::nanmedian.dim`: the lower of the two in the middle of those that are numbers."""
+    """Return `aten::nanmedian.dim`: the lower median of the elements that are not NaN, and its
+    index.
+    """
     if not x.dim():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    ordered, places = x.sort(dim=dim, stable=True)
+    ordered, indices = x.sort(dim=dim, stable=True)
     count = (x == x).sum(dim, keepdim=True)
     at = ((count - 1) // 2).clamp(min=0)
-    return _kept(ordered.gather(dim, at), places.gather(dim, at), dim, keepdim)
+    return _kept(ordered.gather(dim, at), indices.gather(dim, at), dim, keepdim)
 
 
 def nanmedian_of_all(x: Tensor) -> Tensor:
-    """`aten::nanmedian`: that of all elements."""
+    """Return `aten::nanmedian`, the lower median of all elements that are not NaN."""
     return nanmedian(x.flatten(), 0)[0]
 
 
 def unique_consecutive(
     x: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:  # noqa: ANN401 - three tensors, or NotImplemented
-    """`aten::unique_consecutive` of all elements or of a vector: the first of each run, which run
-    each element is of, how long each is."""
+    """Return `aten::unique_consecutive` of all elements or of a vector.
+
+    Three tensors: the first element of each run, the run of each element, the length of each run.
+    """
     if dim is not None and x.dim() != 1:
         return NotImplemented
     flat = x.flatten()
@@ -81,37 +85,38 @@ def unique_consecutive(
 
 
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """`aten::nonzero_static`: as many rows as `size` says, those that are beyond filled."""
+    """Return `aten::nonzero_static`: `size` rows of indices, padded with `fill_value`."""
     if not x.dim():
         return torch.zeros((size, 0), dtype=torch.int64)
+    # The n-th element that is not 0 is at the first position whose running count reaches n.
     number = (x != 0).flatten().to(torch.int64).cumsum(0)
-    wanted = torch.arange(1, size + 1)
-    at = torch.searchsorted(number, wanted)
+    ordinals = torch.arange(1, size + 1)
+    at = torch.searchsorted(number, ordinals)
     columns = []
     for extent in reversed(x.shape):
         columns.append(at % extent)
         at = at // extent
-    found = torch.stack(columns[::-1], 1)
-    return torch.where((wanted <= number[-1]).unsqueeze(1), found, fill_value)
+    indices = torch.stack(columns[::-1], 1)
+    return torch.where((ordinals <= number[-1]).unsqueeze(1), indices, fill_value)
 
 
 def index_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """`aten::index_reduce`: slices of the source put together where the index says."""
+    """Return `aten::index_reduce`: slices of the source reduced into the positions of the index."""
     if not x.dim():
-        whole = index_reduce(
+        vector = index_reduce(
             x.reshape(1), 0, index.reshape(1), source.reshape(1), reduce, include_self=include_self
         )
-        return whole.reshape(())
+        return vector.reshape(())
     shape = [1] * x.dim()
     shape[dim] = -1
-    places = index.reshape(shape).expand(source.shape)
-    return x.scatter_reduce(dim, places, source, reduce, include_self=include_self)
+    indices = index.reshape(shape).expand(source.shape)
+    return x.scatter_reduce(dim, indices, source, reduce, include_self=include_self)
 
 
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """`aten::put`: elements at flat places."""
+    """Return `aten::put`: elements written or added at flat indices."""
     values = source.reshape(index.shape).flatten()
     return x.flatten().index_put((index.flatten(),), values, accumulate).reshape(x.shape)
 
@@ -119,19 +124,21 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> Tensor:
-    """`aten::as_strided_scatter`: elements at the flat places of a view, as if `x` were
-    contiguous: the gradient of such a view, and of a global pooling, is made by it."""
-    places = torch.full((1,) * len(size), offset or 0)
+    """Return `aten::as_strided_scatter`: the source written at the flat indices of a view.
+
+    `x` is taken as contiguous. The gradient of such a view and of a global pooling use it.
+    """
+    flat_indices = torch.full((1,) * len(size), offset or 0)
     for axis, (extent, step) in enumerate(zip(size, stride, strict=True)):
         lies = [1] * len(size)
         lies[axis] = -1
-        places = places + (torch.arange(extent) * step).reshape(lies)
-    flat = x.flatten().index_put((places.flatten(),), source.flatten())
+        flat_indices = flat_indices + (torch.arange(extent) * step).reshape(lies)
+    flat = x.flatten().index_put((flat_indices.flatten(),), source.flatten())
     return flat.reshape(x.shape)
 
 
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:
-    """`aten::_pdist_forward`: the distance of each row to every later one."""
+    """Return `aten::_pdist_forward`: the distance of each row to every later one."""
     rows, columns = torch.triu_indices(x.shape[0], x.shape[0], 1)
     distances: Tensor = torch.cdist(x, x, p)
     return distances[rows, columns]
@@ -140,80 +147,84 @@ def pdist(x: Tensor, p: float = 2.0) -> Tensor:
 def addbmm(
     x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    """`aten::addbmm`: the sum of products."""
+    """Return `aten::addbmm`: beta * x + alpha * the sum over a batch of products."""
     return beta * x + alpha * torch.bmm(batch1, batch2).sum(0)
 
 
 def hypot(a: Tensor, b: Tensor) -> Tensor:
-    """`aten::hypot`, whose squares are of no more than 1."""
+    """Return `aten::hypot`; scaled by the larger side, so that no square overflows."""
     x, y = a.abs(), b.abs()
     large, small = torch.maximum(x, y), torch.minimum(x, y)
     ratio = torch.where(large == 0, 0.0, small / large)
-    found = large * (1 + ratio * ratio).sqrt()
-    return torch.where(large.isinf() | x.isinf() | y.isinf(), torch.inf, found)
+    length = large * (1 + ratio * ratio).sqrt()
+    return torch.where(large.isinf() | x.isinf() | y.isinf(), torch.inf, length)
 
 
 # Linear algebra by names that torch.linalg has others for.
 
 
 def cholesky(x: Tensor, upper: bool = False) -> Tensor:
-    """`aten::cholesky`."""
-    found: Tensor = torch.linalg.cholesky(x, upper=upper)
-    return found
+    """Return `aten::cholesky`."""
+    factor: Tensor = torch.linalg.cholesky(x, upper=upper)
+    return factor
 
 
 def triangular_solve(
     b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`aten::triangular_solve`: the solution, and the matrix."""
+    """Return `aten::triangular_solve`: the solution, and a copy of the matrix."""
     turned, is_upper = (a.mT, not upper) if transpose else (a, upper)
-    found = _triangular(turned, b, upper=is_upper, unitriangular=unitriangular)
-    return found, a.clone()
+    solution = _triangular(turned, b, upper=is_upper, unitriangular=unitriangular)
+    return solution, a.clone()
 
 
 def _order(pivots: Tensor, rows: int) -> Tensor:
-    """The rows of a matrix as the exchanges of its LU decomposition leave them."""
-    places = torch.arange(rows)
-    order = places.expand(*pivots.shape[:-1], rows)
+    """Return the row permutation that the pivots of an LU decomposition encode."""
+    rows_index = torch.arange(rows)
+    order = rows_index.expand(*pivots.shape[:-1], rows)
     for step in range(pivots.shape[-1]):
-        other = pivots[..., step : step + 1].to(torch.int64) - 1
-        mine, theirs = order[..., step : step + 1], order.gather(-1, other)
-        order = torch.where(places == other, mine, order)
-        order = torch.where(places == step, theirs, order)
+        # LAPACK's pivots count from 1; the exchanges apply in order.
+        pivot = pivots[..., step : step + 1].to(torch.int64) - 1
+        mine, theirs = order[..., step : step + 1], order.gather(-1, pivot)
+        order = torch.where(rows_index == pivot, mine, order)
+        order = torch.where(rows_index == step, theirs, order)
     return order
 
 
 def lu_unpack(
     packed: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`aten::lu_unpack`: P, L and U; what is not wanted is empty."""
+    """Return `aten::lu_unpack`: P, L and U; those not requested are empty."""
     rows, columns = packed.shape[-2:]
-    least = min(rows, columns)
+    smaller = min(rows, columns)
     permutation = lower = upper = packed.new_empty(0)
     if unpack_pivots:
         order = _order(pivots, rows).unsqueeze(-2)
         permutation = (order == torch.arange(rows).unsqueeze(1)).to(packed.dtype)
     if unpack_data:
-        ones = torch.eye(rows, least, dtype=packed.dtype)
-        lower = packed[..., :least].tril(-1) + ones
-        upper = packed[..., :least, :].triu()
+        ones = torch.eye(rows, smaller, dtype=packed.dtype)
+        lower = packed[..., :smaller].tril(-1) + ones
+        upper = packed[..., :smaller, :].triu()
     return permutation, lower, upper
 
 
 def lu_solve(
     packed: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False
 ) -> Tensor:
-    """`aten::linalg_lu_solve`: of a x = b; of x a = b, which is a' x' = b'; of a' x = b."""
+    """Return `aten::linalg_lu_solve`: x of a x = b, of a' x = b (`adjoint`), or of x a = b (not
+    `left`).
+    """
     if not left:
+        # x a = b is a' x' = b'.
         return lu_solve(packed, pivots, b.mT, adjoint=not adjoint).mT
     order = _order(pivots, packed.shape[-1])
-    places, right = broadcast(order.unsqueeze(-1), b)
+    row_order, right = broadcast(order.unsqueeze(-1), b)
     if not adjoint:
-        half = _triangular(packed, right.gather(-2, places), upper=False, unitriangular=True)
+        half = _triangular(packed, right.gather(-2, row_order), upper=False, unitriangular=True)
         return _triangular(packed, half, upper=True)
     half = _triangular(packed.mT, right, upper=False)
     rows = _triangular(packed.mT, half, upper=True, unitriangular=True)
-    return rows.gather(-2, places.argsort(-2))
+    return rows.gather(-2, row_order.argsort(-2))
 
 
 _triangular: Callable[..., Tensor] = torch.linalg.solve_triangular

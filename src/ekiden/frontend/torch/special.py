@@ -21,32 +21,40 @@ _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617
 
 
 def lgamma(x: Tensor) -> Tensor:
-    """log |gamma(x)|: Stirling's sum (DLMF 5.11.1) above 8, the product of what is between below it
-    (5.5.1), the reflection below 0 (5.5.3). In float64, since it cancels near 1 and 2."""
+    """Return log |gamma(x)|, computed in float64, since it cancels near 1 and 2.
+
+    Stirling's series (DLMF 5.11.1) from 8 on, the recurrence (5.5.1) below, the reflection formula
+    (5.5.3) below 1/2.
+    """
     wide = x.double()
     low = wide < 0.5
     y = torch.where(low, 1 - wide, wide)
+    # The recurrence shifts the argument up to where the asymptotic series converges to float64.
     between = torch.ones_like(y)
     for step in range(_SHIFT):
         between = between * torch.where(y + step < _SHIFT, y + step, 1.0)
     z = y + (_SHIFT - y).clamp(min=0).ceil()
-    found = (z - 0.5) * z.log() - z + 0.5 * math.log(2 * math.pi)
-    found = found + stirling(z) - between.log()
-    turn = (math.pi * (wide - wide.round())).sin().abs()
-    found = torch.where(low, math.log(math.pi) - turn.log() - found, found)
-    return torch.where(wide.isinf(), math.inf, found).to(x.dtype)
+    value = (z - 0.5) * z.log() - z + 0.5 * math.log(2 * math.pi)
+    value = value + stirling(z) - between.log()
+    sine = (math.pi * (wide - wide.round())).sin().abs()
+    value = torch.where(low, math.log(math.pi) - sine.log() - value, value)
+    return torch.where(wide.isinf(), math.inf, value).to(x.dtype)
 
 
 def stirling(z: Tensor) -> Tensor:
-    """What Stirling's formula leaves of log gamma(z), from 8 on: the sum of DLMF 5.11.1."""
-    found = torch.zeros_like(z)
+    """Return the remainder of Stirling's formula for log gamma(z), from z = 8 on: the sum of DLMF
+    5.11.1.
+    """
+    total = torch.zeros_like(z)
     for k, b in enumerate(_BERNOULLI, 1):
-        found = found + b / (2 * k * (2 * k - 1)) * z ** (1 - 2 * k)
-    return found
+        total = total + b / (2 * k * (2 * k - 1)) * z ** (1 - 2 * k)
+    return total
 
 
 def digamma(x: Tensor) -> Tensor:
-    """The derivative of lgamma: DLMF 5.11.2, 5.5.2 and 5.5.4. NaN at -1, -2, ...; -inf at 0."""
+    """Return the derivative of lgamma (DLMF 5.11.2, 5.5.2 and 5.5.4): NaN at -1, -2, ...; -inf at
+    0.
+    """
     wide = x.double()
     low = wide < 0.5
     y = torch.where(low, 1 - wide, wide)
@@ -54,25 +62,30 @@ def digamma(x: Tensor) -> Tensor:
     for step in range(_SHIFT):
         between = between + torch.where(y + step < _SHIFT, 1 / (y + step), 0.0)
     z = y + (_SHIFT - y).clamp(min=0).ceil()
-    found = z.log() - 0.5 / z
+    value = z.log() - 0.5 / z
     for k, b in enumerate(_BERNOULLI, 1):
-        found = found - b / (2 * k) * z ** (-2 * k)
-    found = found - between
-    found = torch.where(low, found - math.pi / (math.pi * (wide - wide.round())).tan(), found)
-    found = torch.where((wide < 0) & (wide == wide.round()), math.nan, found)
+        value = value - b / (2 * k) * z ** (-2 * k)
+    value = value - between
+    value = torch.where(low, value - math.pi / (math.pi * (wide - wide.round())).tan(), value)
+    value = torch.where((wide < 0) & (wide == wide.round()), math.nan, value)
+    # The pole at 0 has the sign of the zero: digamma(-0.0) is +inf.
     at_zero = -torch.copysign(torch.full_like(wide, math.inf), wide)
-    return torch.where(wide == 0, at_zero, found).to(x.dtype)
+    return torch.where(wide == 0, at_zero, value).to(x.dtype)
 
 
 def erfinv(x: Tensor) -> Tensor:
-    """The inverse of erf: Winitzki's guess ("A handy approximation for the error function and its
-    inverse", 2008), then Halley's steps in float64. Exact to 1e-7 but within 1e-10 of 1."""
+    """Return the inverse of erf, exact to 1e-7 except within 1e-10 of 1.
+
+    Winitzki's guess ("A handy approximation for the error function and its inverse", 2008), then
+    three Halley steps in float64.
+    """
     wide = x.double()
     size = wide.abs()
-    rest = torch.log1p(-size) + torch.log1p(size)  # log(1 - x x)
+    log_gap = torch.log1p(-size) + torch.log1p(size)  # log(1 - x x)
     a = 0.147
-    middle = 2 / (math.pi * a) + rest / 2
-    y = ((middle * middle - rest / a).sqrt() - middle).clamp(min=0).sqrt()
+    middle = 2 / (math.pi * a) + log_gap / 2
+    y = ((middle * middle - log_gap / a).sqrt() - middle).clamp(min=0).sqrt()
+    # Halley's method converges cubically: three steps from Winitzki's guess suffice.
     for _ in range(3):
         slope = 2 / math.sqrt(math.pi) * (-y * y).exp()
         error = (torch.special.erf(y) - size) / slope
@@ -107,8 +120,11 @@ _PERCENTAGES = (
 
 
 def ndtri(x: Tensor) -> Tensor:
-    """Where the normal distribution reaches x: Wichura's quotients ("Algorithm AS 241: The
-    percentage points of the normal distribution", 1988), exact to 1e-15."""
+    """Return the quantile function of the normal distribution, exact to 1e-15.
+
+    Wichura's rational approximations ("Algorithm AS 241: The percentage points of the normal
+    distribution", 1988).
+    """
     wide = x.double()
     away = wide - 0.5
     low = torch.minimum(wide, 1 - wide)
@@ -116,21 +132,21 @@ def ndtri(x: Tensor) -> Tensor:
     middle = away * _quotient(0, 0.180625 - away * away)
     tail = torch.where(root <= 5, _quotient(1, root - 1.6), _quotient(2, root - 5))
     tail = torch.where(low > 0, tail, torch.where(low == 0, math.inf, math.nan))
-    found = torch.where(away.abs() <= 0.425, middle, tail * away.sign())
-    return found.to(_float_of(x))
+    quantile = torch.where(away.abs() <= 0.425, middle, tail * away.sign())
+    return quantile.to(_float_of(x))
 
 
 def _quotient(which: int, r: Tensor) -> Tensor:
-    above, below = (_polynomial(part, r) for part in _PERCENTAGES[which])
+    above, below = (_polynomial(coefficients, r) for coefficients in _PERCENTAGES[which])
     return above / below
 
 
 def _polynomial(factors: Sequence[float], r: Tensor) -> Tensor:
-    """By Horner's rule, lowest power first."""
-    found = torch.full_like(r, factors[-1])
-    for each in factors[-2::-1]:
-        found = found * r + each
-    return found
+    """Return a polynomial by Horner's rule; coefficients from the lowest power."""
+    total = torch.full_like(r, factors[-1])
+    for coefficient in factors[-2::-1]:
+        total = total * r + coefficient
+    return total
 
 
 def _bessel(x: Tensor, order: int, scaled: bool) -> Tensor:
@@ -148,22 +164,23 @@ def _bessel(x: Tensor, order: int, scaled: bool) -> Tensor:
     for k in range(1, 14):
         term = -term * (4 * order * order - (2 * k - 1) ** 2) / (8 * k * large)
         far = far + term
+    # DLMF 10.40.1, the expansion for large arguments, without its factor exp(|x|).
     far = far / (2 * math.pi * large).sqrt()
     if scaled:
         near = near * (-size).exp()
     else:
         far = far * large.exp()
-    found = torch.where(size <= 15, near, far)
-    return found * wide.sign() if order else found
+    value = torch.where(size <= 15, near, far)
+    return value * wide.sign() if order else value
 
 
 def i0(x: Tensor) -> Tensor:
-    """The modified Bessel function of order 0."""
+    """Return the modified Bessel function of the first kind of order 0."""
     return _bessel(x, 0, False).to(x.dtype)
 
 
 def i1(x: Tensor) -> Tensor:
-    """The modified Bessel function of order 1."""
+    """Return the modified Bessel function of the first kind of order 1."""
     return _bessel(x, 1, False).to(x.dtype)
 
 
@@ -189,21 +206,22 @@ def _bessel_k(x: Tensor, order: int, scaled: bool) -> Tensor:
     step = 2 * (edge + (edge * edge + 1).sqrt()).log() / _POINTS
     at = step.unsqueeze(-1) * torch.arange(_POINTS + 1)
     half = (at / 2).sinh()
+    # cosh t - 1 = 2 sinh(t / 2)^2 keeps the digits near t = 0, where the integrand is largest.
     term = (-2 * wide.unsqueeze(-1) * half * half).exp()
     term = term * (1 + 2 * half * half) if order else term
-    found = step * (term.sum(-1) - 0.5)
-    found = found if scaled else found * (-wide).exp()
-    found = torch.where(wide.isinf(), 0.0, torch.where(wide == 0, math.inf, found))
-    return torch.where(wide < 0, math.nan, found).to(x.dtype)
+    value = step * (term.sum(-1) - 0.5)
+    value = value if scaled else value * (-wide).exp()
+    value = torch.where(wide.isinf(), 0.0, torch.where(wide == 0, math.inf, value))
+    return torch.where(wide < 0, math.nan, value).to(x.dtype)
 
 
 def k0(x: Tensor) -> Tensor:
-    """The modified Bessel function of the second kind of order 0."""
+    """Return the modified Bessel function of the second kind of order 0."""
     return _bessel_k(x, 0, False)
 
 
 def k1(x: Tensor) -> Tensor:
-    """The modified Bessel function of the second kind of order 1."""
+    """Return the modified Bessel function of the second kind of order 1."""
     return _bessel_k(x, 1, False)
 
 
@@ -219,20 +237,20 @@ def k1e(x: Tensor) -> Tensor:
 
 def spherical_j0(x: Tensor) -> Tensor:
     """sin(x) / x, 1 at 0 and 0 at infinity."""
-    found = torch.where(x == 0, 1.0, x.sin() / x)
-    return torch.where(x.isinf(), 0.0, found)
+    quotient = torch.where(x == 0, 1.0, x.sin() / x)
+    return torch.where(x.isinf(), 0.0, quotient)
 
 
 def _fraction(x: Tensor) -> Tensor:
     """exp(x x) erfc(x) from 2 on, by its continued fraction (DLMF 7.9.3)."""
-    found = x
+    denominator = x
     for k in range(60, 0, -1):
-        found = x + k / 2 / found
-    return 1 / (math.sqrt(math.pi) * found)
+        denominator = x + k / 2 / denominator
+    return 1 / (math.sqrt(math.pi) * denominator)
 
 
 def erfc(x: Tensor) -> Tensor:
-    """1 - erf(x), which keeps its digits where it is small."""
+    """Return 1 - erf(x), accurate where it is small."""
     wide = x.double()
     far = (-wide * wide).exp() * _fraction(wide.clamp(min=2))
     return torch.where(wide < 2, 1 - torch.erf(wide), far).to(_float_of(x))
@@ -260,6 +278,7 @@ def zeta(x: Tensor | float, q: Tensor | float) -> Tensor:
     total = first.pow(-order)
     for n in range(1, _TERMS):
         total = total + (first + n).pow(-order)
+    # Euler-Maclaurin: the tail integral, half the first term, then Bernoulli corrections.
     last = first + _TERMS
     total = total + last.pow(1 - order) / (order - 1) + last.pow(-order) / 2
     rising, factorial = order, 2.0
@@ -275,16 +294,18 @@ def zeta(x: Tensor | float, q: Tensor | float) -> Tensor:
     return total.to(dtype if dtype.is_floating_point else torch.get_default_dtype())
 
 
-def _wide(value: Tensor | float, other: Tensor | float) -> Tensor:
-    """A number like the tensor beside it."""
+def _wide(value: Tensor | float, like: Tensor | float) -> Tensor:
+    """Return a tensor in float64, or a number as a tensor shaped like the other operand."""
     if isinstance(value, Tensor):
         return value.double()
-    assert isinstance(other, Tensor)
-    return torch.full_like(other, value, dtype=torch.float64)
+    assert isinstance(like, Tensor)
+    return torch.full_like(like, value, dtype=torch.float64)
 
 
 def polygamma(n: int, x: Tensor) -> Tensor:
-    """The n-th derivative of digamma: DLMF 5.15.1, and for the first one 5.15.6 below 1/2."""
+    """Return the n-th derivative of digamma (DLMF 5.15.1; for n = 1 below 1/2, the reflection
+    5.15.6).
+    """
     if n == 0:
         return digamma(x)
     wide = x.double()
@@ -292,23 +313,27 @@ def polygamma(n: int, x: Tensor) -> Tensor:
         size = math.factorial(n) if n % 2 else -math.factorial(n)
         return (size * zeta(float(n + 1), wide)).to(_float_of(x))
     low = wide < 0.5
-    found = zeta(2.0, torch.where(low, 1 - wide, wide))
-    turned = (math.pi / (math.pi * wide).sin()) ** 2 - found
-    return torch.where(low, turned, found).to(_float_of(x))
+    value = zeta(2.0, torch.where(low, 1 - wide, wide))
+    # The reflection formula of the trigamma function.
+    turned = (math.pi / (math.pi * wide).sin()) ** 2 - value
+    return torch.where(low, turned, value).to(_float_of(x))
 
 
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """log of running sums of exponentials: pairs, pairs of pairs and so on (Hillis and Steele,
-    "Data parallel algorithms", 1986), each sum from its own largest."""
+    """Return the logarithm of running sums of exponentials, by a parallel prefix scan.
+
+    Hillis and Steele ("Data parallel algorithms", 1986); each logaddexp is relative to its own
+    maximum.
+    """
     if not x.dim():
         return x.clone()
-    extent, step, found = x.shape[dim], 1, x
+    extent, step, scanned = x.shape[dim], 1, x
     while step < extent:
-        before = found.narrow(dim, 0, extent - step)
-        later = torch.logaddexp(found.narrow(dim, step, extent - step), before)
-        found = torch.cat([found.narrow(dim, 0, step), later], dim)
+        before = scanned.narrow(dim, 0, extent - step)
+        later = torch.logaddexp(scanned.narrow(dim, step, extent - step), before)
+        scanned = torch.cat([scanned.narrow(dim, 0, step), later], dim)
         step *= 2
-    return found
+    return scanned
 
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The sizes of torch.export, which are SymPy's expressions, as expressions of dimensions."""
+"""Conversion of torch.export's symbolic sizes, SymPy expressions, to expressions of dimensions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _true_div(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def _float_power(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
-    """Roots alone: other powers are not exact where a size is made of them."""
+    """Return a power of a size; square roots and whole exponents only, as others are not exact."""
     if isinstance(exponent, prim.FloatImm) and exponent.value == 0.5:
         return _root(base)
     if isinstance(exponent, prim.FloatImm) and exponent.value.is_integer():
@@ -54,6 +54,7 @@ def _rounded(name: str) -> Callable[[PrimExpr], PrimExpr]:
 
 def _power(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
     if isinstance(exponent, prim.IntImm) and 0 < exponent.value <= 8:
+        # Small whole powers unroll to products, which the arithmetic simplifier understands.
         return reduce(lambda a, b: a * b, [base] * exponent.value)
     raise Unsupported(f"a size to the power of {exponent!r} cannot be computed")
 
@@ -100,7 +101,7 @@ _RULES: Mapping[type, Callable[..., PrimExpr]] = {
 
 
 class Symbols:
-    """The dimensions that symbols of a program stand for."""
+    """The dimensions that a program's symbols stand for."""
 
     def __init__(self) -> None:
         self.known: dict[str, PrimExpr] = {}
@@ -125,48 +126,54 @@ class Symbols:
         root = value.node.expr
         symbol = root if isinstance(root, sympy.Symbol) else sympy.Symbol(f"size of {name}")
         if symbol is not root:
+            # Later occurrences of the whole expression are replaced by its stand-in symbol.
             self.numbers[root] = symbol
         self.known[str(symbol)] = dim
 
     def has(self, value: object) -> bool:
-        """Whether all symbols of a size are known, but of what has a name as a whole."""
+        """Return whether all symbols of a size are known; a named expression counts as one
+        symbol.
+        """
         if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return True
-        left = value.node.expr.xreplace(self.numbers).free_symbols
-        return all(str(symbol) in self.known for symbol in left)
+        remaining = value.node.expr.xreplace(self.numbers).free_symbols
+        return all(str(symbol) in self.known for symbol in remaining)
 
     @staticmethod
     def names(value: object) -> list[str]:
-        """The symbols of a size."""
+        """Return the names of a size's symbols, sorted."""
         if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return []
         return sorted(str(s) for s in value.node.expr.free_symbols)
 
     def scalar(self, value: object) -> Scalar:
-        """A number, or a symbolic one, as a number or an expression of dimensions.
+        """Return a number, or a symbolic one, as a number or an expression of dimensions.
 
         Raises Unsupported for arithmetic that sizes have not.
         """
         if isinstance(value, (bool, int, float)):
             return value
         assert isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-        found = self.convert(value.node.expr.xreplace(self.numbers))
-        if isinstance(found, (prim.IntImm, prim.FloatImm)):
-            return bool(found.value) if found.dtype == "bool" else found.value
-        return found
+        scalar = self.convert(value.node.expr.xreplace(self.numbers))
+        if isinstance(scalar, (prim.IntImm, prim.FloatImm)):
+            return bool(scalar.value) if scalar.dtype == "bool" else scalar.value
+        return scalar
 
     def dim(self, value: object) -> PrimExpr:
-        """A size as a dimension."""
-        found = self.scalar(value)
-        return found if isinstance(found, PrimExpr) else prim.const(int(found), "int64")
+        """Return a size as a dimension."""
+        scalar = self.scalar(value)
+        return scalar if isinstance(scalar, PrimExpr) else prim.const(int(scalar), "int64")
 
     def shape(self, sizes: Sequence[object]) -> tuple[PrimExpr, ...]:
-        """A shape."""
+        """Return a shape as dimensions."""
         return tuple(map(self.dim, sizes))
 
     def convert(self, root: sympy.Basic) -> PrimExpr:
-        """An expression of SymPy; those of sizes are shallow. Raises Unsupported for a function
-        that sizes cannot be computed with, and for a symbol that no input gives."""
+        """Return a SymPy expression as an expression of dimensions.
+
+        Raises:
+            Unsupported: A function has no rule here, or no input determines a symbol.
+        """
         if isinstance(root, sympy.Symbol):
             if str(root) not in self.known:
                 raise Unsupported(f"the size {root} is data that has no name here")
@@ -180,18 +187,19 @@ class Symbols:
         rule = _RULES.get(type(root))
         if rule is None:
             raise Unsupported(f"sizes cannot be computed with {type(root).__name__}")
-        found = rule(*(self.convert(a) for a in root.args))
-        return tidy(found) if found.dtype == "int64" else found
+        converted = rule(*(self.convert(a) for a in root.args))
+        # Simplified at once, so that equal sizes compare equal as expressions.
+        return tidy(converted) if converted.dtype == "int64" else converted
 
 
 def derived_name(size: object) -> str | None:
-    """The name of the one symbol that a size is made of, `2 * h`."""
+    """Return the name of the one symbol in a size such as `2 * h`; None for several or none."""
     names = Symbols.names(size)
     return names[0] if len(names) == 1 else None
 
 
 def plain_name(size: object) -> str | None:
-    """The name of a size that is one symbol alone."""
+    """Return the name of a size that is a single symbol; None for other sizes."""
     if not isinstance(size, torch.SymInt) or not isinstance(size.node.expr, sympy.Symbol):
         return None
     return str(size.node.expr)

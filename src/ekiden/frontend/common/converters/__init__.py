@@ -1,3 +1,3 @@
-"""Operators that mean the same in several formats: a row for each, which names it in every one, or
-a function of attributes that a format has read.
+"""Converters of operators that several formats share: a row names the operator in each, or a
+function takes attributes that a format has read.
 """

@@ -1,10 +1,8 @@
-"""Operators on each element that mean the same in several formats.
+"""Elementwise operators that mean the same in several formats.
 
-A row holds the meaning once; a format's own table takes the rows that name one of its operators,
-and says beside them what only it has: fused activations, integer kernels, promotions of dtypes.
-
-The columns of names say which specification a row implements:
-
+A row defines the meaning once; a format's own table refers to the rows that name one of its
+operators, and adds what only it has: fused activations, integer kernels, dtype promotion.
+The columns of names state which specification a row implements:
     onnx         operators of ai.onnx, "@7" where the meaning holds from that opset on
     tensorflow   tf.raw_ops
     tflite       BuiltinOperator of TensorFlow Lite's schema
@@ -55,7 +53,9 @@ Format: TypeAlias = Literal["onnx", "tensorflow", "tflite", "torch", "stablehlo"
 
 
 class Kind(Enum):
-    """What the operands of a row are brought to where a format promotes dtypes, and its result."""
+    """Type-promotion class of a row: the dtypes of its operands and result where a format
+    promotes.
+    """
 
     SAME = "operands and result have one dtype"
     FLOAT = "operands and result are floats"
@@ -66,8 +66,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An operator on each element: what it is in Relay, and what each format calls it ("" where
-    the format lacks it or means something else, several names with blanks between them).
+    """Elementwise operator: its Relay function and its name in each format.
+
+    A name is "" where the format lacks the operator or means something else; several names are
+    separated by blanks.
     """
 
     function: Callable[..., Expr]
@@ -86,7 +88,7 @@ class Row:
 
     @property
     def is_predicate(self) -> bool:
-        """Whether the result is a truth value."""
+        """Return whether the result is Boolean."""
         return self.kind in (Kind.COMPARED, Kind.LOGICAL)
 
     def on(self, dtype: str, *operands: Expr) -> Expr:
@@ -111,9 +113,9 @@ def rows_of(name: Format) -> Iterator[tuple[str, int, Row]]:
             yield called, int(since or 1), row
 
 
-def total(*parts: Expr) -> Expr:
+def total(*terms: Expr) -> Expr:
     """Return the sum of one tensor or more, added from the left."""
-    return reduce(op.add, parts)
+    return reduce(op.add, terms)
 
 
 def select(node: Node, per_row: bool) -> Expr:

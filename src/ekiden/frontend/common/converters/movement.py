@@ -1,8 +1,8 @@
-"""Operators of TensorFlow that TensorFlow Lite has with the same inputs and attributes: those that
-move, choose, repeat or place elements.
+"""Data-movement operators that TensorFlow and TensorFlow Lite share, with the same inputs and
+attributes.
 
-A row names the operator in both formats. A format's own tables have what attributes of its own, or
-none, make another operator of; they call the functions here for what is the same of those.
+A row names the operator in both formats. A format's own tables have the operators that differ in
+attributes; they call the functions here for the common part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ekiden.topi.shape import known as number
 
 
 def reshape(node: AttributeNode, shape: Sequence[Dim] | None = None) -> Result:
-    """Return the first input in another shape: of the second input if none is given."""
+    """Convert Reshape (data, shape); `shape` replaces the second input."""
     if shape is None and is_open(node, 1):
         return by_data(node, allow_zero=True)
     shape = node.dims(1, "shape") if shape is None else shape
@@ -44,18 +44,18 @@ def reshape(node: AttributeNode, shape: Sequence[Dim] | None = None) -> Result:
 
 
 def transpose(node: AttributeNode) -> Expr:
-    """(data, permutation)"""
+    """Convert Transpose (data, permutation)."""
     return op.transpose(node.expr(0), node.axes(1, "perm"))
 
 
 def split(node: AttributeNode, count: int) -> Result:
-    """(axis, data) into equal parts."""
+    """Convert Split (axis, data) into equal parts."""
     (axis,) = node.axes(0, "axis")
     return op.split(node.expr(1), count, axis=node.axis(axis, node.rank(1)))
 
 
 def split_v(node: AttributeNode) -> Result:
-    """(data, sizes, axis); one size may be -1, the rest."""
+    """Convert SplitV (data, sizes, axis); one size may be -1, the remaining extent."""
     (axis,) = node.axes(2, "axis")
     axis = node.axis(axis, node.rank(0))
     sizes = list(node.axes(1, "size_splits"))
@@ -64,20 +64,22 @@ def split_v(node: AttributeNode) -> Result:
         if extent is None:
             node.unsupported(f"axis {axis}{node.of_input(0)} must be known for a size of -1")
         sizes[sizes.index(-1)] = extent - sum(s for s in sizes if s >= 0)
-    places = [int(p) for p in np.cumsum(sizes)[:-1]]
+    split_points = [int(p) for p in np.cumsum(sizes)[:-1]]
     value = node.value(0)
     if value.is_known and value.elements.size <= SMALL:
-        parts = np.split(value.elements, places, axis)
-        return [known(np.asarray(p), node.dtype(0)) for p in parts]
-    return op.split(node.expr(0), places, axis=axis) if places else [node.expr(0)]
+        pieces = np.split(value.elements, split_points, axis)
+        return [known(np.asarray(p), node.dtype(0)) for p in pieces]
+    return op.split(node.expr(0), split_points, axis=axis) if split_points else [node.expr(0)]
 
 
 def slice_of(node: AttributeNode) -> Expr:
-    """Convert (data, begin, size), of which -1 is up to the end; begin and size may be data."""
+    """Convert Slice (data, begin, size); a size of -1 reaches to the end; begin and size may be
+    data.
+    """
     if None in (*node.partial(1), *node.partial(2)):
         begins, sizes = (op.cast(node.expr(i), "int64") for i in (1, 2))
-        whole = op.cast(op.shape_of(node.expr(0)), "int64")
-        ends = op.where(op.less(sizes, const(np.int64(0))), whole, op.add(begins, sizes))
+        extents = op.cast(op.shape_of(node.expr(0)), "int64")
+        ends = op.where(op.less(sizes, const(np.int64(0))), extents, op.add(begins, sizes))
         return op.strided_slice(node.expr(0), begins, ends)
     begin, size = node.dims(1, "begin"), node.dims(2, "size")
     rows = zip(node.shape(0), begin, size, strict=True)
@@ -95,7 +97,7 @@ def strided_slice(node: AttributeNode) -> Result:
 
 
 def unpack(node: AttributeNode, count: int) -> Result:
-    """Return the parts of extent 1 along an axis, without it."""
+    """Convert Unpack: return the slices of an axis, without it."""
     axis, value = node.axis(node.number("axis"), node.rank(0)), node.value(0)
     if value.is_known and value.elements.size <= SMALL:
         rows = np.moveaxis(value.elements, axis, 0)
@@ -133,8 +135,8 @@ def arange(node: AttributeNode, dtype: str) -> Expr:
     if not is_float(dtype) and all(v.is_known for v in values) and values[2].array is not None:
         start, limit = (v.dims()[0] for v in values[:2])
         return op.arange(start, limit, int(values[2].array.item()), dtype)
-    parts = [op.reshape(node.expr(i), ()) for i in range(3)]
-    return op.arange(parts[0], parts[1], parts[2], dtype)
+    bounds = [op.reshape(node.expr(i), ()) for i in range(3)]
+    return op.arange(bounds[0], bounds[1], bounds[2], dtype)
 
 
 def squeeze(node: AttributeNode, axes: Sequence[int], rank: int | None = None) -> Result:
@@ -144,7 +146,7 @@ def squeeze(node: AttributeNode, axes: Sequence[int], rank: int | None = None) -
 
 
 def tile(node: AttributeNode) -> Expr:
-    """(data, times)"""
+    """Convert Tile (data, multiples)."""
     return op.tile(node.expr(0), node.dims(1, "multiples"))
 
 
@@ -157,25 +159,26 @@ def reverse(node: AttributeNode) -> Expr:
 
 
 def reverse_sequence(node: AttributeNode) -> Expr:
-    """(data, lengths)"""
+    """Convert ReverseSequence (data, lengths)."""
     axes = node.number("seq_dim"), node.number("batch_dim")
     return op.reverse_sequence(node.expr(0), node.expr(1), *axes)
 
 
 def coordinates(node: AttributeNode, index: int) -> Expr:
-    """Return an input of coordinates as Relay has them: along the first axis, TensorFlow along the
-    last."""
+    """Return an input of coordinates in Relay's layout: coordinates along the first axis, in
+    TensorFlow along the last.
+    """
     rank = node.rank(index)
     return op.transpose(node.expr(index), (rank - 1, *range(rank - 1)))
 
 
 def gather_nd(node: AttributeNode) -> Expr:
-    """(data, coordinates)"""
+    """Convert GatherNd (data, coordinates)."""
     return op.gather_nd(node.expr(0), coordinates(node, 1))
 
 
 def gather(node: AttributeNode, axis: int) -> Expr:
-    """(data, indices) along an axis, behind axes that both have for a batch."""
+    """Convert GatherV2 (data, indices) along an axis, with `batch_dims` shared leading axes."""
     batch = node.number("batch_dims")
     batch = batch + node.rank(1) if batch < 0 else batch
     return taken(node, node.expr(0), node.expr(1), node.axis(axis, node.rank(0)), batch)
@@ -190,24 +193,26 @@ def gather_known(node: AttributeNode, inputs: Sequence[Array], axis: int) -> Arr
 
 
 def scatter_nd(node: AttributeNode) -> Expr:
-    """(coordinates, updates, shape) into zeros; equal coordinates add up."""
+    """Convert ScatterNd (coordinates, updates, shape) into zeros; updates of equal coordinates are
+    summed.
+    """
     zeros = op.zeros(node.dims(2, "shape"), node.dtype(1))
     return op.scatter_nd(zeros, coordinates(node, 0), node.expr(1), "add")
 
 
 def sparse_to_dense(node: AttributeNode) -> Expr:
-    """(coordinates, shape, values, default)"""
+    """Convert SparseToDense (coordinates, shape, values, default)."""
     shape = node.dims(1, "output_shape")
     return op.sparse_to_dense(node.expr(0), shape, node.expr(2), node.expr(3))
 
 
 def where(node: AttributeNode) -> Expr:
-    """Return the coordinates of what is not 0."""
+    """Convert Where: return the coordinates of non-zero elements as int64."""
     return op.cast(op.argwhere(node.expr(0)), "int64")
 
 
 def expand_dims(node: AttributeNode) -> Expr:
-    """(data, axis)"""
+    """Convert ExpandDims (data, axis)."""
     (axis,) = node.axes(1, "axis")
     return op.expand_dims(node.expr(0), axis=node.axis(axis, node.rank(0) + 1))
 
@@ -219,12 +224,12 @@ def expand_known(node: AttributeNode, inputs: Sequence[Array]) -> Array | None:
 
 
 def fill(node: AttributeNode) -> Expr:
-    """(shape, number)"""
+    """Convert Fill (shape, number)."""
     return op.full(node.expr(1), node.dims(0, "dims"), node.dtype(1))
 
 
 def broadcast_to(node: AttributeNode) -> Expr:
-    """(data, shape)"""
+    """Convert BroadcastTo (data, shape)."""
     return op.broadcast_to(node.expr(0), node.dims(1, "shape"))
 
 
@@ -238,7 +243,9 @@ def pairs(node: AttributeNode, index: int) -> Sequence[Sequence[Dim]]:
 
 
 def batch_to_space(node: AttributeNode) -> Expr:
-    """(data, block, crops): a constant block, crops that may be made of dimensions."""
+    """Convert BatchToSpaceND (data, block, crops): a constant block; crops may depend on
+    dimensions.
+    """
     return op.nn.batch_to_space_nd(node.expr(0), node.axes(1, "block_shape"), pairs(node, 2))
 
 
@@ -248,9 +255,10 @@ def resize(method: str) -> Callable[[AttributeNode], Expr]:
     """
 
     def convert(node: AttributeNode) -> Expr:
-        """Kernels other than the nearest give floats, as TensorFlow's do. Its cubic kernel has
-        a = -0.5 where pixels have centres, without weights for what is outside of the image, else
-        -0.75.
+        """Convert a resize of NHWC images.
+
+        Methods other than nearest return floats, as TensorFlow's do. Its cubic kernel has a = -0.5
+        and excludes the outside of the image for half-pixel centres, else a = -0.75.
         """
         mode = "half_pixel" if node.flag("half_pixel_centers") else "asymmetric"
         mode = "align_corners" if node.flag("align_corners") else mode
@@ -269,8 +277,9 @@ def resize(method: str) -> Callable[[AttributeNode], Expr]:
 
 
 def unsorted_segments(kind: str) -> Callable[[AttributeNode], Expr]:
-    """Return the converter of rows combined by segments: (data, segments, how many). One without
-    rows has what changes nothing.
+    """Return the converter of an unsorted segment reduction (data, segment ids, count).
+
+    An empty segment is the neutral element.
     """
 
     def convert(node: AttributeNode) -> Expr:
@@ -285,32 +294,35 @@ SEGMENTS = (("Sum", "add"), ("Prod", "multiply"), ("Max", "maximum"), ("Min", "m
 
 
 def suppressed(node: AttributeNode, is_scored: bool, is_padded: bool) -> Sequence[Expr]:
-    """(boxes, scores, most, overlap, least score, and how scores fade if `is_scored`, which is
-    version 5): positions, scores if `is_scored`, and how many there are; padded with 0 if asked.
+    """Convert NonMaxSuppression V3, V4 or V5 (`is_scored`): (boxes, scores, max output, IoU
+    threshold, score threshold[, soft NMS sigma]).
+
+    Returns positions, scores if `is_scored`, and their count; zero-padded if `is_padded`.
     """
     if is_scored and node.numbers(5, "soft_nms_sigma").item() > 0:
         node.unsupported("scores that fade by overlap ('soft_nms_sigma' above 0)")
     limits = [op.reshape(node.expr(i), ()) for i in (2, 3, 4)]
     rows, count = kept_boxes(node, node.expr(0), node.expr(1), *limits)
     if is_padded:
-        (most,) = node.axes(2, "max_output_size")
-        places, is_there = padded_to(node, rows, count, most)
+        (max_output,) = node.axes(2, "max_output_size")
+        positions, is_there = padded_to(node, rows, count, max_output)
     else:
-        places = op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
+        positions = op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
     total = op.reshape(op.cast(count, "int32"), ())
     if not is_scored:
-        return [places, total]
-    scores = op.take(node.expr(1), places, axis=0)
+        return [positions, total]
+    scores = op.take(node.expr(1), positions, axis=0)
     if is_padded:
         scores = op.where(is_there, scores, op.zeros_like(scores))
-    return [places, scores, total]
+    return [positions, scores, total]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An operator that both formats have, what each calls it ("" where only the other has it), the
-    same of elements that are known at import, and the inputs whose elements it moves; those of
-    TensorFlow Lite must have one scale.
+    """Operator of TensorFlow and TensorFlow Lite with its name in each ("" where it lacks one).
+
+    data: the inputs whose elements it moves; those of TensorFlow Lite must share one scale. rule:
+    the evaluation of elements known at import.
     """
 
     convert: Callable[[AttributeNode], Result]

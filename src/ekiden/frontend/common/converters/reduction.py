@@ -1,8 +1,7 @@
-"""Reductions and what runs along an axis that mean the same in several formats.
+"""Reductions, scans and softmax that mean the same in several formats.
 
 The columns of names are those of `elementwise.py`; converters are for TensorFlow and TensorFlow
-Lite, whose attributes have the same names. ONNX finds its axes in other ways, and takes the rows
-alone.
+Lite, whose attributes share names. ONNX states its axes in other ways and uses the rows alone.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ Converter: TypeAlias = Callable[[AttributeNode], Expr]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A reduction: its operator of Relay, and what each format calls it; "" where it has none, or
-    one that takes other dtypes."""
+    """Reduction: its Relay operator and its name in each format; "" where it has none, or one for
+    other dtypes.
+    """
 
     function: Callable[..., Expr]
     """Of (data, axis=, keepdims=)."""
@@ -91,30 +91,34 @@ def rows_of(name: Format) -> Iterator[tuple[str, Row]]:
 
 
 def position(function: Callable[..., Expr], default: str) -> Converter:
-    """Return the converter of the place of an extreme (`function` is argmax or argmin) along an
-    axis, the second input or 0. `default`: the dtype of what does not name one.
+    """Return the converter of argmax or argmin (`function`) along the axis of the second input, or
+    0.
+
+    `default`: the result's dtype where the node states none.
     """
     worst = -np.inf if function is op.argmax else np.inf
 
     def convert(node: AttributeNode) -> Expr:
-        """Return where the extreme stands; NaN never is one."""
+        """Return the index of the extremum; NaN never is one."""
         (axis,) = node.axes(1, "dimension") if len(node.inputs) > 1 else (0,)
         data, dtype = node.expr(0), node.dtype(0)
         if is_float(dtype):  # what is no number is no extreme
             data = op.where(op.isnan(data), const(worst, dtype), data)
-        place = function(data, axis=node.axis(axis, node.rank(0)))
-        return op.cast(place, node.dtype_of("output_type", default))
+        index = function(data, axis=node.axis(axis, node.rank(0)))
+        return op.cast(index, node.dtype_of("output_type", default))
 
     return convert
 
 
 def running(function: Callable[..., Expr]) -> Converter:
-    """Return the converter of a running result (`function` is cumsum or cumprod) along the axis of
-    the second input; backwards it is that of the reversed data.
+    """Return the converter of a scan (`function` is cumsum or cumprod) along the axis of the second
+    input.
+
+    A reverse scan runs over the reversed data.
     """
 
     def convert(node: AttributeNode) -> Expr:
-        """Return the running result in the direction that the node says."""
+        """Return the scan in the node's direction."""
         (axis,) = node.axes(1, "axis")
         axis, is_reverse = node.axis(axis, node.rank(0)), node.flag("reverse")
         x = op.reverse(node.expr(0), axis=axis) if is_reverse else node.expr(0)

@@ -1,7 +1,7 @@
-"""Operations of StableHLO, which stand in programs of JAX and in models of TensorFlow Lite.
+"""StableHLO operations, as in JAX programs and TensorFlow Lite models.
 
-Each takes the attributes of the specification as arguments, whatever a format stores them as. What
-bodies compute is named as in `combined`.
+Each function takes the specification's attributes as arguments, however a format stores them.
+Reduction bodies are named as in `combined`.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def clamp(low: Expr, x: Expr, high: Expr) -> Expr:
 
 
 def divide(node: Node, x: Expr, y: Expr) -> Expr:
-    """Return the quotient, of integers truncated; of integers by 0 all bits are set, as XLA has
-    them.
+    """Return the quotient; integers truncate, and division of an integer by 0 sets all bits, as in
+    XLA.
     """
     dtype = node.dtype(0)
     if is_float(dtype):
@@ -80,11 +80,11 @@ def divide(node: Node, x: Expr, y: Expr) -> Expr:
 
 def remainder(node: Node, x: Expr, y: Expr) -> Expr:
     """Return the remainder, with the sign of the dividend; of integers by 0 it is the dividend, as
-    XLA has it.
+    in XLA.
     """
     dtype = node.dtype(0)
-    left = fmod(x, y, dtype)
-    return left if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), x, left)
+    residue = fmod(x, y, dtype)
+    return residue if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), x, residue)
 
 
 def _never_zero(node: Node) -> bool:
@@ -98,9 +98,10 @@ def shift(
     node: Node, x: Expr, count: Expr, function: Callable[[Expr, Expr], Expr], width: int,
     is_logical: bool = True, keeps_sign: bool = False,
 ) -> Expr:  # fmt: skip
-    """Return x shifted by `count`. StableHLO leaves no shift undefined: counts that are not known
-    to be below the width are held there, and what is beyond it is 0, or the sign, which the longest
-    shift leaves. width: that of x, which a wider dtype may carry.
+    """Return x shifted by `count`, defined for all counts as StableHLO requires.
+
+    Counts not known to be below `width` are clamped to it; what is beyond is 0, or the sign, which
+    the longest shift leaves. width: the bits of x, which a wider dtype may carry.
     """
     dtype, counts = node.dtype(0), node.value(1).array
     plain = unsigned(dtype) if is_logical else dtype.removeprefix("u")
@@ -119,20 +120,20 @@ def shift(
     return op.where(far, const(0, dtype), shifted)
 
 
-def convert(x: Expr, dtype: str, wanted: str, width: int) -> Expr:
-    """Return x in another dtype: of floats beyond the ends of integers these, which may be narrower
-    than the dtype that carries them.
+def convert(x: Expr, dtype: str, target: str, width: int) -> Expr:
+    """Convert x to another dtype; floats saturate at the limits of integers, which may be narrower
+    than their carrier dtype.
     """
-    if wanted == "bool":
+    if target == "bool":
         return op.not_equal(x, const(0, dtype))
-    if not is_float(dtype) or int_range(wanted) is None:
-        return op.cast(x, wanted)
-    if width < bits(wanted):
+    if not is_float(dtype) or int_range(target) is None:
+        return op.cast(x, target)
+    if width < bits(target):
         ends = (
-            (0, 2**width - 1) if wanted == "uint8" else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
+            (0, 2**width - 1) if target == "uint8" else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
         )
         x = op.where(op.isnan(x), x, op.clip(x, *ends))
-    return whole(x, dtype, wanted)
+    return whole(x, dtype, target)
 
 
 # Movement.
@@ -171,8 +172,8 @@ def iota(node: Node, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
 
 
 def dynamic_slice(node: Node, sizes: Sequence[int]) -> Expr:
-    """Return a window of constant extents of the first input, moved inside of it; the other inputs
-    are where it begins along each axis.
+    """Return a constant-size window of the first input; the other inputs are its starts, clamped so
+    that it fits.
     """
     window = node.expr(0)
     for axis, (extent, size) in enumerate(zip(node.shape(0), sizes, strict=True)):
@@ -188,7 +189,9 @@ def dynamic_slice(node: Node, sizes: Sequence[int]) -> Expr:
 
 
 def dynamic_update_slice(node: Node, positions: Sequence[Value]) -> Expr:
-    """Return the first input with the second in the place of a window, moved so that it fits."""
+    """Return the first input with a window replaced by the second, at starts clamped so that it
+    fits.
+    """
     rows = zip(positions, node.shape(0), node.shape(1), strict=True)
     starts = [start_of(node, position, extent, size) for position, extent, size in rows]
     return placed(node, node.expr(0), node.value(1), starts)
@@ -199,8 +202,9 @@ def gather(
     start_map: Sequence[int], offsets: Sequence[int], batching: Sequence[int] = (),
     index_batching: Sequence[int] = (),
 ) -> Expr:  # fmt: skip
-    """Return windows of the first input at the positions of the second, whose axis `vector` has
-    the positions along the axes of `start_map`.
+    """Lower gather: windows of the first input at the positions of the second.
+
+    Axis `vector` of the indices holds the positions along the axes of `start_map`.
     """
     at = places.places(node, 0, 1, vector, sizes, collapsed, batching, index_batching, start_map)
     return places.taken(node, places.inside(node, at), offsets)
@@ -210,8 +214,10 @@ def scatter_places(
     node: Node, count: int, vector: int, window: Sequence[int], inserted: Sequence[int],
     start_map: Sequence[int], batching: Sequence[int] = (), index_batching: Sequence[int] = (),
 ) -> Places:  # fmt: skip
-    """Return where the updates of a scatter go: `count` operands, then positions, then updates, of
-    which `window` are the axes of the windows.
+    """Return the window positions of a scatter's updates.
+
+    The node has `count` operands, then indices, then updates, of which `window` are the window
+    axes.
     """
     extents = iter(window)
     sizes: list[Dim] = [
@@ -227,19 +233,23 @@ def scatter_places(
 
 
 def reduce(node: Node, axes: Sequence[int], kind: str) -> Expr:
-    """Return the first input reduced by a body that is one operator, from the second input on."""
+    """Reduce the first input with a single-operator body, from the second input as the initial
+    value.
+    """
     function, both = REDUCE[kind]
     total = function(node.expr(0), axis=list(axes), keepdims=False) if axes else node.expr(0)
     return total if is_neutral(node.value(1), kind) else both(total, node.expr(1))
 
 
 def reduce_windows(node: Node, window: Window, kind: str) -> Expr:
-    """Return windows of the first input reduced by one operator, from the second input on, element
-    by element of a window, of all windows at once.
+    """Reduce windows of the first input with one operator, from the second input as the initial
+    value.
+
+    Unrolled over the window's elements, each for all windows at once.
     """
     wide, both = dilated(node, window, node.value(0), node.expr(1)), REDUCE[kind][1]
-    total, *others = tap_values(node, window, wide)
-    for tap in others:
+    total, *remaining_taps = tap_values(node, window, wide)
+    for tap in remaining_taps:
         total = node.given(both(node.scope.expr(total), node.scope.expr(tap)))
     reduced = node.scope.expr(total)
     return reduced if is_neutral(node.value(1), kind) else both(reduced, node.expr(1))
@@ -249,15 +259,17 @@ def reduce_windows(node: Node, window: Window, kind: str) -> Expr:
 
 
 def dot_general(
-    node: Node, left: Value, right: Value, on_left: Sequence[Sequence[int]],
+    node: Node, lhs: Value, right: Value, lhs_axes: Sequence[Sequence[int]],
     on_right: Sequence[Sequence[int]], dtype: str,
 ) -> Expr:  # fmt: skip
-    """Return the product of tensors over (batching, contracting) axes of each: the batch, the other
-    axes of the first, those of the second. Axes are grouped by what they are, never by how many
-    there are: there may be as many free and contracting ones as a product of matrices has.
+    """Return the product of tensors over (batching, contracting) axes of each: batch axes, free
+    axes of the first, free axes of the second.
+
+    Axes are grouped by role, never by count: there may be as many free and contracting ones as a
+    matrix product has.
     """
-    (batch_x, sum_x), (batch_y, sum_y) = on_left, on_right
-    shape_x, shape_y = left.type.shape, right.type.shape
+    (batch_x, sum_x), (batch_y, sum_y) = lhs_axes, on_right
+    shape_x, shape_y = lhs.type.shape, right.type.shape
     for a, b in ((batch_x, batch_y), (sum_x, sum_y)):
         node.scope.same([shape_x[i] for i in a], [shape_y[i] for i in b])
     free_x = [i for i in range(len(shape_x)) if i not in batch_x and i not in sum_x]
@@ -269,11 +281,11 @@ def dot_general(
         return data if value.type.dtype == dtype else op.cast(data, dtype)
 
     if batch_x:
-        x, y = side(left, batch_x, free_x, sum_x), side(right, batch_y, free_y, sum_y)
+        x, y = side(lhs, batch_x, free_x, sum_x), side(right, batch_y, free_y, sum_y)
         return op.reshape(op.nn.batch_matmul(x, y), out, allowzero=True)
     # nn.dense takes any number of axes before the one that is summed
     lead = [[i] for i in free_x] if len(sum_x) == 1 and free_x else [free_x]
-    product_of_matrices = op.nn.dense(side(left, *lead, sum_x), side(right, free_y, sum_y))
+    product_of_matrices = op.nn.dense(side(lhs, *lead, sum_x), side(right, free_y, sum_y))
     if all(len(group) == 1 for group in (*lead, free_y)):
         return product_of_matrices
     return op.reshape(product_of_matrices, out, allowzero=True)

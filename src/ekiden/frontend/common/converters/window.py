@@ -1,8 +1,8 @@
-"""Convolutions and pooling over one to three axes, which all formats have.
+"""Convolutions and pooling over one to three axes.
 
-A format reads its attributes into a `Window`, whose padding is resolved, and names its layout; what
-stands here makes the operators of Relay of it. Padding that is symbolic becomes an operator of its
-own before them. A convolution over one axis is one over two, of height 1.
+A format reads its attributes into a `Window` with resolved padding and names its layout; the
+functions here build Relay operators. Symbolic padding becomes a separate pad operator. A
+convolution over one axis becomes one over two, of height 1.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def average_pool(
     node: Node, data: Expr, window: Window, layout: str = "", counts_padding: bool = False,
     ceil_mode: bool = False,
 ) -> Expr:  # fmt: skip
-    """Return the mean of each window: of what is data of it, or with its padding. Means of data
-    that are padded beforehand are divided by how much of each window is data.
+    """Return the mean of each window, of its data alone or including padding.
+
+    Means over symbolically padded data are divided by the fraction of each window that is data.
     """
     if window.padding is not None:
         return pool(
@@ -88,9 +89,11 @@ def average_pool(
 def max_positions(
     node: Node, data: Expr, window: Window, counts: Shape, first: int = 2
 ) -> list[Expr]:
-    """Return the place along each axis, from the axis `first` on, of the first of the largest
-    elements of every window, as int64; of a window that holds nothing but the lowest number, as its
-    border does, the first that is of the data. `counts` are how many windows each axis has.
+    """Return the index along each axis, from `first` on, of the first largest element of every
+    window, as int64.
+
+    A window in which all data are the lowest number yields its first element inside the data.
+    `counts` are the numbers of windows along each axis.
     """
     kind, rank = node.typed(data), len(counts)
     extents = kind.shape[first : first + rank]
@@ -98,44 +101,48 @@ def max_positions(
     lowest = neutral("maximum", kind.dtype)
     wide = padded(node, data, window, lowest, first)
     stacked = op.stack(list(taps(wide, window, counts, first)), axis=0)
+    # argmax returns the first maximum, and taps are stacked in row-major order.
     best = op.cast(op.argmax(stacked, axis=0), "int64")
     numbers = np.array(list(np.ndindex(*window.kernel)), np.int64)  # [taps, axes]
-    starts, places = [], list[Expr]()
+    starts, positions = [], list[Expr]()
     rows = zip(counts, window.strides, window.before, window.dilations, strict=True)
     for axis, (count, stride, before, dilation) in enumerate(rows):
         steps = op.multiply(op.arange(0, count, 1, "int64"), const(stride, "int64"))
         start = append_axes(op.subtract(steps, node.scope.scalar(as_dim(before))), rank - 1 - axis)
         starts.append(start)
-        places.append(op.add(start, op.take(const(numbers[:, axis] * dilation), best, axis=0)))
+        positions.append(op.add(start, op.take(const(numbers[:, axis] * dilation), best, axis=0)))
     if any(known(side) != 0 for side in (*window.before, *window.after)):
-        return _inside(node, places, extents, starts, window)
-    return places
+        return _inside(node, positions, extents, starts, window)
+    return positions
 
 
 def _inside(
-    node: Node, places: Sequence[Expr], extents: Shape, starts: Sequence[Expr], window: Window
+    node: Node, positions: Sequence[Expr], extents: Shape, starts: Sequence[Expr], window: Window
 ) -> list[Expr]:
-    """Return places of the data: of a window whose place is none, the first that it has."""
+    """Return positions inside the data: for a window whose position is in the padding, its first
+    data element.
+    """
     zero = const(0, "int64")
     inside = reduce(op.logical_and, [
-        op.logical_and(op.greater_equal(place, zero), op.less(place, node.scope.scalar(extent)))
-        for place, extent in zip(places, extents, strict=True)
+        op.logical_and(op.greater_equal(coordinate, zero), op.less(coordinate,
+        node.scope.scalar(extent)))
+        for coordinate, extent in zip(positions, extents, strict=True)
     ])  # fmt: skip
     chosen: list[Expr] = []
-    rows = zip(places, starts, window.kernel, window.dilations, strict=True)
-    for place, start, size, dilation in rows:
+    rows = zip(positions, starts, window.kernel, window.dilations, strict=True)
+    for position, start, size, dilation in rows:
         step = const(dilation, "int64")
         skipped = op.maximum(op.negative(op.floor_divide(start, step)), zero)
         nearest = op.multiply(op.minimum(skipped, const(size - 1, "int64")), step)
-        chosen.append(op.where(inside, place, op.add(start, nearest)))
+        chosen.append(op.where(inside, position, op.add(start, nearest)))
     return chosen
 
 
-def flat_indices(node: Node, places: Sequence[Expr], extents: Shape) -> Expr:
-    """Return places along axes as places in all of them, the last of which varies fastest."""
+def flat_indices(node: Node, positions: Sequence[Expr], extents: Shape) -> Expr:
+    """Return positions along axes as flat row-major indices."""
     flat: Expr = const(0, "int64")
-    for place, extent in zip(places, extents, strict=True):
-        flat = op.add(op.multiply(flat, node.scope.scalar(extent)), place)
+    for position, extent in zip(positions, extents, strict=True):
+        flat = op.add(op.multiply(flat, node.scope.scalar(extent)), position)
     return flat
 
 
@@ -192,19 +199,22 @@ def _with_height(weight: Expr) -> Expr:
 
 
 def transposed_convolution(
-    node: Node, data: Expr, weight: Expr, window: Window, wanted: Sequence[Dim], layout: str,
+    node: Node, data: Expr, weight: Expr, window: Window, output_extents: Sequence[Dim], layout:
+    str,
     is_same: bool,
 ) -> Expr:  # fmt: skip
-    """Return the transposed convolution whose result has the spatial extents `wanted`: what a
-    convolution of it would have padded is cut off, by the window or with `is_same` by what there
-    is too much; what that would not have reached is added behind. weight: [inputs, channels,
-    *kernel]. Raises Unsupported where extents are symbolic, or the result does not follow.
+    """Return the transposed convolution whose result has given spatial extents.
+
+    The padding of the corresponding convolution is cropped: that of the window, or with `is_same`
+    the excess; what it would not have reached is added behind. weight: [inputs, channels, *kernel].
+    Raises Unsupported where extents are symbolic, or the output shape does not follow from the
+    input.
     """
     first, rank = first_of(layout), len(window.strides)
     shape = node.typed(data).shape
     extents = [known(d) for d in shape[first : first + rank]]
-    sizes, reach = [known(d) for d in wanted], [known(r) for r in window.reach]
-    before, after, more = [], [], []
+    sizes, reach = [known(d) for d in output_extents], [known(r) for r in window.reach]
+    before, after, output_padding = [], [], []
     for at, (extent, size, span, step) in enumerate(
         zip(extents, sizes, reach, window.strides, strict=True)
     ):
@@ -216,15 +226,17 @@ def transposed_convolution(
             low, high = max(spare, 0) // 2, max(spare, 0) - max(spare, 0) // 2
         before.append(low)
         after.append(high)
-        more.append(low + high - spare)
-    if any(not 0 <= extra < step for extra, step in zip(more, window.strides, strict=True)):
-        node.unsupported(f"the output shape {tuple(wanted)} does not follow from the input")
+        output_padding.append(low + high - spare)
+    if any(
+        not 0 <= extra < step for extra, step in zip(output_padding, window.strides, strict=True)
+    ):
+        node.unsupported(f"the output shape {tuple(output_extents)} does not follow from the input")
     window = replace(window, before=tuple(before), after=tuple(after))
     is_last, ends = first == 1, rank + 1
     channels = known(node.typed(weight).shape[1])
     result = convolution(
         node, op.transpose(data, (0, ends, *range(1, ends))) if is_last else data, weight, window,
-        channels=channels, output_padding=more,
+        channels=channels, output_padding=output_padding,
     )  # fmt: skip
     return op.transpose(result, (0, *range(2, ends + 1), 1)) if is_last else result
 

@@ -1,4 +1,4 @@
-"""Operations on the bits of elements: bitcasts between any widths, and shorter floats."""
+"""Bit-level operations: bitcasts between any widths, and reduced-precision floats."""
 
 from __future__ import annotations
 
@@ -19,57 +19,60 @@ from ekiden.relay.expr import Expr, const
 
 
 def _bitcast(node: Node) -> Result:
-    dtype, wanted = node.dtype(0), node.out_dtype()
+    dtype, target = node.dtype(0), node.out_dtype()
     operand, result = node.operation.operands[0], node.operation.results[0]
     if operand.type.element_type == result.type.element_type:
         return node.value(0)
     is_whole = not any(map(narrow_of, (operand.type, result.type))) and "bool" not in (
         dtype,
-        wanted,
+        target,
     )
-    if is_whole and itemsize(dtype) == itemsize(wanted):
-        return op.reinterpret(node.expr(0), wanted)
-    (made,) = _bitcast_parts(node, [node.expr(0)], node.bits(0), node.out_bits(), 1)
-    return made
+    if is_whole and itemsize(dtype) == itemsize(target):
+        return op.reinterpret(node.expr(0), target)
+    (result_expr,) = _bitcast_parts(node, [node.expr(0)], node.bits(0), node.out_bits(), 1)
+    return result_expr
 
 
 def _complex_bitcast(node: Node) -> Many | Expr | tuple[Expr, Expr]:
-    """Return complex numbers as others of another width, or from or to real ones: the real part is
-    the low half of the bits.
+    """Bitcast complex numbers to another width, or from or to real ones: the real part is the low
+    half of the bits.
     """
     operand, result = node.whole[0], node.operation.results[0]
     if node.operation.operands[0].type.element_type == result.type.element_type:
         return [operand]
-    parts = list(node.parts(0)) if isinstance(operand, Complex) else [node.expr(0)]
+    operand_parts = list(node.parts(0)) if isinstance(operand, Complex) else [node.expr(0)]
     count = 2 if node.is_complex_out() else 1
-    made = _bitcast_parts(node, parts, node.bits(0), node.out_bits(), count)
-    return (made[0], made[1]) if count == 2 else made[0]
+    result_parts = _bitcast_parts(node, operand_parts, node.bits(0), node.out_bits(), count)
+    return (result_parts[0], result_parts[1]) if count == 2 else result_parts[0]
 
 
 def _bitcast_parts(
-    node: Node, parts: Sequence[Expr], width: int, wanted: int, count: int
+    node: Node, operand_parts: Sequence[Expr], width: int, result_bits: int, count: int
 ) -> list[Expr]:
-    """Return the same bits in elements of `count` parts of `wanted` bits each, of elements whose
-    parts have `width` bits: cut into words of the largest width that both are made of, the low ones
-    first, along a last axis.
+    """Return the same bits in elements of `count` parts of `result_bits` each, from elements whose
+    parts have `width` bits.
+
+    The bits are cut into words of the greatest common width, the low ones first, along a last axis.
     """
-    word = math.gcd(width, wanted)
-    words = [node.shared(_words(node, part, width, word)) for part in parts]
+    word = math.gcd(width, result_bits)
+    words = [node.shared(_words(node, component, width, word)) for component in operand_parts]
     both = op.concatenate(words, axis=-1) if len(words) > 1 else words[0]
-    whole, element = len(parts) * width, count * wanted
+    operand_bits, element = len(operand_parts) * width, count * result_bits
     shape = list(node.shape(0))
-    if whole < element:  # the last axis of the operand is of the parts of an element
+    if operand_bits < element:  # the last axis of the operand is of the parts of an element
         both = op.reshape(both, (*shape[:-1], element // word), allowzero=True)
-    elif whole > element:
-        both = op.reshape(both, (*shape, whole // element, element // word), allowzero=True)
+    elif operand_bits > element:
+        both = op.reshape(both, (*shape, operand_bits // element, element // word), allowzero=True)
     both = node.shared(both)
-    each = wanted // word
-    return [_joined(node, both, index * each, each, word) for index in range(count)]
+    words_per_part = result_bits // word
+    return [
+        _joined(node, both, index * words_per_part, words_per_part, word) for index in range(count)
+    ]
 
 
-def _words(node: Node, part: Expr, width: int, word: int) -> Expr:
-    """Return [..., width / word]: the words of elements, as unsigned integers."""
-    plain = _as_integers(node, part, width)
+def _words(node: Node, data: Expr, width: int, word: int) -> Expr:
+    """Split elements into unsigned words: [..., width / word]."""
+    plain = _as_integers(node, data, width)
     dtype, target = _unsigned(width), _unsigned(word)
     mask = const(np.array((1 << word) - 1, dtype))
     rows = [
@@ -79,39 +82,41 @@ def _words(node: Node, part: Expr, width: int, word: int) -> Expr:
     return op.stack(rows, axis=-1)
 
 
-def _as_integers(node: Node, part: Expr, width: int) -> Expr:
-    """Return elements as unsigned integers that have their bits."""
+def _as_integers(node: Node, data: Expr, width: int) -> Expr:
+    """Return elements as unsigned integers with the same bits."""
     narrow = narrow_of(node.operation.operands[0].type)
-    dtype = node.scope.typed(part).dtype
+    dtype = node.scope.typed(data).dtype
     if dtype == "bool":
-        return node.shared(op.cast(part, "uint8"))
+        return node.shared(op.cast(data, "uint8"))
     if narrow is not None and not narrow.is_integer:
         if not narrow.stored or narrow.bits < _BYTE:
             node.unsupported(f"the bits of {narrow.name}")
-        return node.shared(op.reinterpret(op.cast(part, narrow.stored), "uint8"))
+        return node.shared(op.reinterpret(op.cast(data, narrow.stored), "uint8"))
     plain = _unsigned(width)
-    return node.shared(part if dtype == plain else op.reinterpret(part, plain))
+    return node.shared(data if dtype == plain else op.reinterpret(data, plain))
 
 
 def _joined(node: Node, words: Expr, first: int, count: int, word: int) -> Expr:
-    """Return the elements of the result whose words stand from `first` on in the last axis."""
-    wanted, width = node.out_dtype(), node.out_bits()
+    """Join the words from `first` on, along the last axis, to elements of the result's dtype."""
+    target, width = node.out_dtype(), node.out_bits()
     plain = _unsigned(width)
     total: Expr | None = None
     for index in range(count):
         at = const(first + index, "int64")
-        part = op.cast(op.take(words, at, axis=-1), plain)
-        moved = op.left_shift(part, const(np.array(index * word, plain))) if index else part
+        word_value = op.cast(op.take(words, at, axis=-1), plain)
+        moved = (
+            op.left_shift(word_value, const(np.array(index * word, plain))) if index else word_value
+        )
         total = moved if total is None else op.bitwise_or(total, moved)
     assert total is not None, "an element has a word"
     narrow = narrow_of(node.operation.results[0].type)
-    if wanted == "bool":
+    if target == "bool":
         return op.not_equal(total, const(np.array(0, plain)))
     if narrow is not None and not narrow.is_integer:
         if not narrow.stored or narrow.bits < _BYTE:
             node.unsupported(f"bits as {narrow.name}")
-        return op.cast(op.reinterpret(total, narrow.stored), wanted)
-    return total if wanted == plain else op.reinterpret(total, wanted)
+        return op.cast(op.reinterpret(total, narrow.stored), target)
+    return total if target == plain else op.reinterpret(total, target)
 
 
 _BYTE = 8
@@ -130,8 +135,9 @@ _FORMS: Mapping[str, tuple[int, int]] = {
 
 
 def _reduce_precision(node: Node) -> Result:
-    """Return floats rounded to so many bits of exponent and mantissa, as XLA does it: halves to
-    even, what is too large becomes infinite, what would be subnormal becomes 0 of its sign.
+    """Round floats to a number of exponent and mantissa bits, as XLA does.
+
+    Halves round to even, overflow becomes infinity, and subnormals become zero of the same sign.
     """
     bits = (node.integer("exponent_bits"), node.integer("mantissa_bits"))
     dtype = node.dtype(0)
@@ -150,27 +156,28 @@ def _shortened(node: Node, data: Expr, dtype: str, bits: tuple[int, int]) -> Exp
     def word(number: int) -> Expr:
         return const(np.array(number, plain))
 
-    whole = node.shared(op.reinterpret(data, plain))
+    float_bits = node.shared(op.reinterpret(data, plain))
     infinity = ((1 << exponent) - 1) << mantissa
-    sign = node.shared(op.bitwise_and(whole, word(1 << (exponent + mantissa))))
-    found = node.shared(op.bitwise_xor(whole, sign))
+    sign = node.shared(op.bitwise_and(float_bits, word(1 << (exponent + mantissa))))
+    magnitude = node.shared(op.bitwise_xor(float_bits, sign))
     cut = mantissa - bits[1]
     if cut > 0:
-        last = op.bitwise_and(op.right_shift(found, word(cut)), word(1))
+        last = op.bitwise_and(op.right_shift(magnitude, word(cut)), word(1))
+        # Round half to even: add half of the last kept place, less one unless that place is odd.
         half = op.add(last, word((1 << (cut - 1)) - 1))
-        found = op.bitwise_and(
-            op.add(found, half), word(((1 << (exponent + mantissa + 1)) - 1) & -(1 << cut))
+        magnitude = op.bitwise_and(
+            op.add(magnitude, half), word(((1 << (exponent + mantissa + 1)) - 1) & -(1 << cut))
         )
-        found = node.shared(found)
+        magnitude = node.shared(magnitude)
     if bits[0] < exponent:
         bias, reduced = (1 << (exponent - 1)) - 1, (1 << (bits[0] - 1)) - 1
-        level = node.shared(op.bitwise_and(found, word(infinity)))
+        level = node.shared(op.bitwise_and(magnitude, word(infinity)))
         is_small = op.less_equal(level, word((bias - reduced) << mantissa))
         is_large = op.greater(level, word((bias + reduced) << mantissa))
-        found = op.where(is_large, word(infinity), op.where(is_small, word(0), found))
-    made = op.reinterpret(op.bitwise_or(found, sign), dtype)
+        magnitude = op.where(is_large, word(infinity), op.where(is_small, word(0), magnitude))
+    rounded = op.reinterpret(op.bitwise_or(magnitude, sign), dtype)
     of_none = data if bits[1] else op.reinterpret(op.bitwise_or(sign, word(infinity)), dtype)
-    return op.where(op.isnan(data), of_none, made)
+    return op.where(op.isnan(data), of_none, rounded)
 
 
 ROWS: tuple[Row, ...] = (

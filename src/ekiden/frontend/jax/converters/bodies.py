@@ -1,7 +1,8 @@
-"""What the body of a reduction computes, where it is one operator; and bodies run on tensors.
+"""Reduction bodies: recognition of single-operator bodies, and evaluation of bodies on whole
+tensors.
 
-A body takes and gives scalars. Its operations are of each element, so that it computes with tensors
-of one shape as well: reductions without an operator of their own are made of that.
+A body maps scalars to scalars. Its operations are elementwise, so that it also computes on tensors
+of one shape: reductions without an operator of their own are built from that.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ KINDS = {
 
 
 def operations(block: ir.Block) -> list[ir.Operation]:
-    """Those of a block, the last of which ends it."""
-    return [each.operation for each in block.operations]
+    """Return the operations of a block, the last of which is its terminator."""
+    return [operation.operation for operation in block.operations]
 
 
 def kind_of(node: Node, block: ir.Block) -> str:
-    """What a body computes of its two arguments: a name of KINDS, "first", "second", or "" for
-    anything else. Of truth values, sums and largest ones are "or", products and smallest "and".
+    """Return what a body computes of its two arguments: a name of KINDS, "first", "second", or ""
+    for anything else.
+
+    Of Booleans, sums and maxima are "or", products and minima "and".
     """
-    *made, end = operations(block)
+    *body_operations, end = operations(block)
     if len(block.arguments) != 2 or len(end.operands) != 1:
         return ""
     (result,) = end.operands
@@ -40,40 +43,43 @@ def kind_of(node: Node, block: ir.Block) -> str:
     for name, argument in zip(names, block.arguments, strict=True):
         if result == argument:
             return name
-    if not made or result != made[-1].results[0]:
+    if not body_operations or result != body_operations[-1].results[0]:
         return ""
-    if len(made) == 1 and made[0].name == "func.call":
-        return kind_of(node, node.graph.function(made[0].attributes["callee"].value))
-    if len(made) > 1 or set(made[0].operands) != set(block.arguments):
+    if len(body_operations) == 1 and body_operations[0].name == "func.call":
+        return kind_of(node, node.graph.function(body_operations[0].attributes["callee"].value))
+    if len(body_operations) > 1 or set(body_operations[0].operands) != set(block.arguments):
         return ""
-    found = KINDS.get(made[0].name, "")
+    kind = KINDS.get(body_operations[0].name, "")
     if str(ir.RankedTensorType(block.arguments[0].type).element_type) == "i1":
-        return {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}.get(found, found)
-    return found if found not in ("and", "or") else f"bitwise_{found}"
+        return {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}.get(kind, kind)
+    return kind if kind not in ("and", "or") else f"bitwise_{kind}"
 
 
 def text_of(block: ir.Block) -> str:
-    """A body as text: operations with the arguments and earlier results that they are of, as
-    "compare LT a0 a2; select v0 a0 a2; return v1".
+    """Return a body as text: its operations with numbered arguments and results.
+
+    For example "compare LT a0 a2; select v0 a0 a2; return v1".
     """
     names = {a: f"a{i}" for i, a in enumerate(block.arguments)}
     lines = []
-    for each in operations(block):
-        words = [each.name.rpartition(".")[2]]
-        if each.name == "stablehlo.compare":
-            words.append(direction_of(each))
-        lines.append(" ".join([*words, *(names.get(o, "?") for o in each.operands)]))
-        names.update({r: f"v{len(lines) - 1}" for r in each.results})
+    for operation in operations(block):
+        words = [operation.name.rpartition(".")[2]]
+        if operation.name == "stablehlo.compare":
+            words.append(direction_of(operation))
+        lines.append(" ".join([*words, *(names.get(o, "?") for o in operation.operands)]))
+        names.update({r: f"v{len(lines) - 1}" for r in operation.results})
     return "; ".join(lines)
 
 
 def direction_of(comparison: ir.Operation) -> str:
-    """What a comparison asks: "LT"."""
+    """Return the direction of a comparison, such as "LT"."""
     return str(comparison.attributes["comparison_direction"]).rstrip(">").rpartition(" ")[2]
 
 
 def is_total_order(comparison: ir.Operation) -> bool:
-    """Whether a comparison of floats orders NaN and the zeros too; what does not say does not."""
+    """Return whether a float comparison is in total order (NaN and signed zeros included); by
+    default it is not.
+    """
     attributes = comparison.attributes
     return "compare_type" in attributes and "TOTALORDER" in str(attributes["compare_type"])
 
@@ -84,8 +90,8 @@ def combined(
     first: Sequence[Value | Complex],
     second: Sequence[Value | Complex],
 ) -> Many:
-    """Return what a body gives of tensors, each in the shape of the first: also where it gives a
-    number that depends on none.
+    """Evaluate a body on tensors; every result has the shape of the first, even where it depends on
+    no argument.
     """
     shape = as_attr((first[0].real if isinstance(first[0], Complex) else first[0]).type.shape)
 
@@ -104,16 +110,16 @@ def combined_real(
     first: Sequence[Value | Complex],
     second: Sequence[Value | Complex],
 ) -> list[Value]:
-    """The same of bodies that give no complex numbers. Raises Unsupported for others."""
-    found = combined(node, block, first, second)
-    real = [value for value in found if isinstance(value, Value)]
-    if len(real) < len(found):
+    """Evaluate a body that returns no complex numbers. Raises Unsupported for others."""
+    results = combined(node, block, first, second)
+    real = [value for value in results if isinstance(value, Value)]
+    if len(real) < len(results):
         node.unsupported("its body gives complex numbers")
     return real
 
 
 def _map(node: Node) -> Many:
-    """Return what a body gives of each element of tensors of one shape."""
+    """Convert map: apply a body to each element of tensors of one shape."""
     return combined(node, node.region(), node.whole, [])
 
 

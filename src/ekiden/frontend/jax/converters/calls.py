@@ -1,4 +1,4 @@
-"""Functions of the program, composites, and functions outside of it."""
+"""Calls: functions of the program, composites, and custom calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _call(node: Node) -> Many:
 
 
 def _composite(node: Node) -> Result | Many:
-    """By the row of its name, where there is one; else by the function that it is made of."""
+    """Convert a composite by the row of its name, where there is one; else by its decomposition."""
     row = node.graph.row(node.text("name"))
     if row is None:
         return _whole_composite(node)
@@ -37,8 +37,8 @@ def _whole_composite(node: Node) -> Many:
 def _attributes(node: Node) -> dict[str, Any]:
     if not node.has("composite_attributes"):
         return {}
-    found = ir.DictAttr(node.attribute("composite_attributes"))
-    return {each.name: each.attr.value for each in found if hasattr(each.attr, "value")}
+    attributes = ir.DictAttr(node.attribute("composite_attributes"))
+    return {entry.name: entry.attr.value for entry in attributes if hasattr(entry.attr, "value")}
 
 
 def _custom_call(node: Node) -> Result | Many:
@@ -53,14 +53,14 @@ def _custom_call(node: Node) -> Result | Many:
 
 
 def _assertion(node: Node) -> Result:
-    """What the sizes of inputs must be."""
-    found = node.value(0)
-    if found.array is not None and not found.array.all():
+    """Convert shape_assertion: require the condition on input sizes."""
+    condition_value = node.value(0)
+    if condition_value.array is not None and not condition_value.array.all():
         node.unsupported(node.text("error_message") or "the shapes of inputs do not fit")
-    if not found.is_known:
+    if not condition_value.is_known:
         node.needs(0, "a condition on shapes must follow from shapes")
-    if found.symbols is not None:
-        condition = found.symbols.item()
+    if condition_value.symbols is not None:
+        condition = condition_value.symbols.item()
         assert isinstance(condition, PrimExpr)
         node.scope.require(condition)
     return []
@@ -71,12 +71,12 @@ def _same(node: Node) -> Many:
 
 
 def _token(node: Node) -> Value:
-    """Return what stands for a token, which has no data: programs run in order anyway."""
+    """Return a dummy value for a token, which has no data: programs run in order anyway."""
     return constant(np.zeros((), np.bool_))
 
 
 def _number_of_device(node: Node) -> Value:
-    """Return 0: a program runs on one device."""
+    """Return the replica or partition id 0: a program runs on one device."""
     return constant(np.zeros((), np.uint32))
 
 

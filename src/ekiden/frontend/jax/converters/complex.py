@@ -1,4 +1,4 @@
-"""Complex numbers: arithmetic of the pairs of their parts, and Fourier transforms."""
+"""Complex arithmetic on (real, imaginary) pairs, and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ Rule = Callable[[Converter], ComplexRule]
 
 
 def binary(function: Callable[[Parts, Parts], Parts]) -> Rule:
-    """Of two tensors."""
+    """Return the complex rule of a function of two tensors."""
     return own(lambda node: function(node.parts(0), node.parts(1)))
 
 
 def unary(function: Callable[[Expr, Expr], Parts]) -> Rule:
-    """Of one tensor."""
+    """Return the complex rule of a function of one tensor."""
     return own(lambda node: function(*node.parts(0)))
 
 
 def absolute(node: Node) -> Expr:
-    """The size of each."""
+    """Return the modulus |z|."""
     return modulus(*node.parts(0))
 
 
 def log(node: Node) -> Pair:
-    """The logarithm of the size, and the angle."""
+    """Return log |z| + i arg z."""
     a, b = node.parts(0)
     return op.log(modulus(a, b)), atan2(b, a, node.out_dtype())
 
 
 def compare(node: Node) -> Expr:
-    """Whether both parts are equal; others have no order."""
+    """Compare complex numbers for equality; they have no order."""
     (p, q), (r, s) = node.parts(0), node.parts(1)
     if node.word("comparison_direction") == "NE":
         return op.logical_or(op.not_equal(p, r), op.not_equal(q, s))
@@ -47,7 +47,9 @@ def compare(node: Node) -> Expr:
 
 
 def convert(plain: Converter) -> ComplexRule:
-    """Between widths, from what is real, and to it, which drops the imaginary part."""
+    """Return the complex rule of a conversion: between widths, from real, or to real, which drops
+    the imaginary part.
+    """
 
     def rule(node: Node) -> Pair | Result | Many:
         if not node.is_complex_out():
@@ -59,7 +61,9 @@ def convert(plain: Converter) -> ComplexRule:
 
 
 def extreme(precedes: Callable[[Expr, Expr], Expr]) -> Rule:
-    """The larger or smaller of two by their real parts, by the imaginary ones where these tie."""
+    """Return the complex rule of maximum or minimum: lexicographic by real, then imaginary part, as
+    in XLA.
+    """
 
     def rule(node: Node) -> Pair:
         (p, q), (r, s) = node.parts(0), node.parts(1)
@@ -71,51 +75,56 @@ def extreme(precedes: Callable[[Expr, Expr], Expr]) -> Rule:
 
 
 def _polar(node: Node, index: int) -> tuple[Expr, Expr]:
-    """Return sizes and angles of an input."""
+    """Return the moduli and arguments of an input."""
     a, b = node.parts(index)
     return node.shared(modulus(a, b)), node.shared(atan2(b, a, node.part_dtype(index)))
 
 
 def rsqrt(node: Node) -> Pair:
-    """1 / sqrt(z), by the size and the angle."""
+    """Return 1 / sqrt(z), in polar form."""
     size, angle = _polar(node, 0)
     return powered(size, angle, -0.5, node.out_dtype())
 
 
 def cbrt(node: Node) -> Pair:
-    """The principal third root."""
+    """Return the principal cube root, in polar form."""
     size, angle = _polar(node, 0)
     return powered(size, angle, 1 / 3, node.out_dtype())
 
 
 def sign(node: Node) -> Pair:
-    """z / |z|, and 0 of 0."""
+    """Return z / |z|, and 0 for 0."""
     a, b = node.parts(0)
     size = node.shared(modulus(a, b))
     is_zero = op.equal(size, op.zeros_like(size))
-    found = (op.where(is_zero, part, op.divide(part, size)) for part in (a, b))
-    real, imaginary = found
+    quotients = (op.where(is_zero, component, op.divide(component, size)) for component in (a, b))
+    real, imaginary = quotients
     return real, imaginary
 
 
 def expm1_of_complex(node: Node) -> Pair:
-    """expm1(a) cos b - 2 sin(b / 2)^2 + i exp(a) sin b: small numbers keep their digits."""
+    """Return expm1(a) cos b - 2 sin(b / 2)^2 + i exp(a) sin b, which is accurate for small
+    numbers.
+    """
     a, b = node.parts(0)
     dtype = node.out_dtype()
     half = op.sin(op.multiply(b, const(0.5, dtype)))
-    lost = op.multiply(op.multiply(half, half), const(2, dtype))
-    real = op.subtract(op.multiply(expm1(a, dtype), op.cos(b)), lost)
+    correction = op.multiply(op.multiply(half, half), const(2, dtype))
+    real = op.subtract(op.multiply(expm1(a, dtype), op.cos(b)), correction)
     return real, op.multiply(op.exp(a), op.sin(b))
 
 
 def power(node: Node) -> Pair:
-    """x^y = r^c e^(-d t) (cos q + i sin q) of y = c + di and x = r e^(it), where q = ct + d ln r;
-    of x = 0 it is 1 where y is 0, else 0.
+    """Return x^y = r^c e^(-d t) (cos q + i sin q) of y = c + di and x = r e^(it), where q = ct + d
+    ln r.
+
+    For x = 0 it is 1 where y is 0, else 0.
     """
     size, angle = _polar(node, 0)
     c, d = node.parts(1)
     zero, one = op.zeros_like(size), op.ones_like(size)
     is_zero = node.shared(op.equal(size, zero))
+    # log(1) replaces log(0), as both sides of the later where are computed.
     logarithm = op.log(op.where(is_zero, one, size))
     length = op.multiply(op.power(size, c), op.exp(op.negative(op.multiply(d, angle))))
     turned = node.shared(op.add(op.multiply(c, angle), op.multiply(d, logarithm)))
@@ -126,11 +135,11 @@ def power(node: Node) -> Pair:
 
 
 def atan2_of_complex(node: Node) -> Pair:
-    """-i log((x + iy) / sqrt(x x + y y))."""
+    """Return -i log((x + iy) / sqrt(x x + y y))."""
     y, x = node.parts(0), node.parts(1)
     dtype = node.out_dtype()
     (p, q), (r, s) = x, y
-    squares = [multiplied(each, each) for each in (x, y)]
+    squares = [multiplied(operand, operand) for operand in (x, y)]
     both = [node.shared(op.add(*pair)) for pair in zip(*squares, strict=True)]
     root = powered(modulus(*both), atan2(both[1], both[0], dtype), 0.5, dtype)
     real, imaginary = map(node.shared, divided((op.subtract(p, s), op.add(q, r)), root))
@@ -138,22 +147,22 @@ def atan2_of_complex(node: Node) -> Pair:
 
 
 def is_finite(node: Node) -> Expr:
-    """Whether both parts are."""
+    """Return whether both parts are finite."""
     a, b = node.parts(0)
     return op.logical_and(op.isfinite(a), op.isfinite(b))
 
 
 def bilinear(product: Converter) -> ComplexRule:
-    """What is linear in each of two tensors, by four products of their parts."""
+    """Return the complex rule of a bilinear operation, by four real products."""
 
     def rule(node: Node) -> Pair:
-        """(p + qi)(r + si) = (pr - qs) + (ps + qr)i."""
+        """Return (p + qi)(r + si) = (pr - qs) + (ps + qr)i."""
 
         def times(i: int, j: int) -> Expr:
-            """The product of part i of the first and part j of the second."""
-            found = product(node.with_inputs([node.part(0, i), node.part(1, j)]))
-            assert isinstance(found, Expr)
-            return found
+            """Return the product of part i of the first and part j of the second tensor."""
+            product_expr = product(node.with_inputs([node.part(0, i), node.part(1, j)]))
+            assert isinstance(product_expr, Expr)
+            return product_expr
 
         return op.subtract(times(0, 0), times(1, 1)), op.add(times(0, 1), times(1, 0))
 
@@ -173,29 +182,30 @@ def _made(node: Node) -> Pair:
 
 
 def _fft(node: Node) -> Pair | Expr:
-    """Along the last axes, as many as there are lengths."""
+    """Convert fft: FFT, IFFT, RFFT or IRFFT along the last axes, one for each of `fft_length`."""
     kind, lengths = node.word("fft_type"), node.ints("fft_length")
     real, imaginary = node.parts(0)
     dtype, rank = node.scope.typed(real).dtype, node.rank(0)
     assert is_float(dtype)
-    *others, last = range(rank - len(lengths), rank)
+    *outer_axes, last = range(rank - len(lengths), rank)
     inverse = kind.startswith("I")
-    found: Parts = real, imaginary
+    spectrum: Parts = real, imaginary
     if kind == "RFFT":
         half = lengths[-1] // 2 + 1
-        whole = along(node.scope, (real, None), last, False, dtype)
-        x, y = (op.strided_slice(p, [0], [half], axes=[last]) for p in whole)
-        found = x, y
+        full_spectrum = along(node.scope, (real, None), last, False, dtype)
+        x, y = (op.strided_slice(p, [0], [half], axes=[last]) for p in full_spectrum)
+        spectrum = x, y
+    # RFFT transforms the last axis first, IRFFT last: only there the data are real.
     elif kind != "IRFFT":
-        others.append(last)
-    for axis in others:
-        found = along(node.scope, found, axis, inverse, dtype)
+        outer_axes.append(last)
+    for axis in outer_axes:
+        spectrum = along(node.scope, spectrum, axis, inverse, dtype)
     if kind == "IRFFT":
-        found = along(node.scope, mirrored(found, last, lengths[-1]), last, True, dtype)
+        spectrum = along(node.scope, mirrored(spectrum, last, lengths[-1]), last, True, dtype)
     if inverse:
         scale = const(1 / math.prod(lengths), dtype)
-        found = op.multiply(found[0], scale), op.multiply(found[1], scale)
-    return found[0] if kind == "IRFFT" else found
+        spectrum = op.multiply(spectrum[0], scale), op.multiply(spectrum[1], scale)
+    return spectrum[0] if kind == "IRFFT" else spectrum
 
 
 ROWS: tuple[Row, ...] = (

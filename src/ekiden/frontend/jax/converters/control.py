@@ -1,4 +1,4 @@
-"""while, if and case, as functions and choices of Relay."""
+"""Control flow: while, if and case as Relay functions and conditionals."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ UNROLLED = 256
 def _while(node: Node) -> Many:
     test, body = node.region(0), node.region(1)
     start = flat(node.whole)
-    turns = _turns(node, test, body)
-    if turns is not None and turns * _size(node, body) <= UNROLLED:
-        for _ in range(turns):
+    trip_count = _turns(node, test, body)
+    # Short loops are unrolled, as constant indices fold; the limit bounds the code size.
+    if trip_count is not None and trip_count * _size(node, body) <= UNROLLED:
+        for _ in range(trip_count):
             start = node.run_flat(body, start)
         return whole(node.operation.results, start)
     names = [f"carried{i}" for i in range(len(start))]
@@ -34,27 +35,28 @@ def _while(node: Node) -> Many:
         return whole(node.operation.results, start)
 
     def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
-        """One turn: the body's values, and whether there is another, which the test says of
-        those."""
-        found = node.run_flat(body, list(values))
-        (again,) = node.run_flat(test, found)
-        return Iteration(again, found)
+        """Import one iteration: the body's values, and the loop condition evaluated on them."""
+        next_values = node.run_flat(body, list(values))
+        (again,) = node.run_flat(test, next_values)
+        return Iteration(again, next_values)
 
     last, _, _ = Loop(node, names, start, None, go, step).build()
     return whole(node.operation.results, last)
 
 
 def _turns(node: Node, test: ir.Block, body: ir.Block) -> int | None:
-    """How often a loop turns that counts by 1 from one number to another; None for any other."""
-    *made, end = operations(test)
-    compared = [o for o in made if o.name == "stablehlo.compare"]
+    """Return the trip count of a loop that counts by 1 between two known numbers; None for any
+    other.
+    """
+    *test_operations, end = operations(test)
+    compared = [o for o in test_operations if o.name == "stablehlo.compare"]
     if len(compared) != 1 or end.operands[0] != compared[0].results[0]:
         return None
     if "LT" not in str(compared[0].attributes["comparison_direction"]):
         return None
     counter, limit = compared[0].operands
     at = [i for i, a in enumerate(test.arguments) if a == counter]
-    inside = {r: o for o in made for r in o.results}
+    inside = {r: o for o in test_operations for r in o.results}
     owner = inside.get(limit)
     bound = _number(owner) if owner is not None else _array(node.graph.real(limit))
     if len(at) != 1 or bound is None or not _counts(node, body, at[0]):
@@ -70,7 +72,7 @@ def _array(value: Value | None) -> int | None:
 
 
 def _number(operation: ir.Operation | None) -> int | None:
-    """The number that a constant is."""
+    """Return the number of a splat constant; None for any other operation."""
     if operation is None or operation.name != "stablehlo.constant":
         return None
     attribute = operation.attributes["value"]
@@ -78,12 +80,14 @@ def _number(operation: ir.Operation | None) -> int | None:
 
 
 def _counts(node: Node, body: ir.Block, at: int) -> bool:
-    """Whether a turn adds 1 to an argument."""
-    *made, end = operations(body)
-    added = next((o for o in made if o.results and o.results[0] == end.operands[at]), None)
+    """Return whether an iteration adds 1 to an argument."""
+    *body_operations, end = operations(body)
+    added = next(
+        (o for o in body_operations if o.results and o.results[0] == end.operands[at]), None
+    )
     if added is None or added.name != "stablehlo.add" or added.operands[0] != body.arguments[at]:
         return False
-    inside = {r: o for o in made for r in o.results}
+    inside = {r: o for o in body_operations for r in o.results}
     one = inside.get(added.operands[1])
     if one is not None:
         return _number(one) == 1
@@ -91,14 +95,16 @@ def _counts(node: Node, body: ir.Block, at: int) -> bool:
 
 
 def _size(node: Node, block: ir.Block) -> int:
-    """How many operations a block has, with those of the functions that it calls."""
+    """Return the number of operations in a block and the functions it calls, counted no further
+    than the unrolling limit.
+    """
     total, waiting = 0, [block]
     while waiting and total <= UNROLLED:
-        for each in operations(waiting.pop()):
+        for operation in operations(waiting.pop()):
             total += 1
-            waiting += [r.blocks[0] for r in each.regions if len(r.blocks)]
-            if each.name == "func.call":
-                waiting.append(node.graph.function(each.attributes["callee"].value))
+            waiting += [r.blocks[0] for r in operation.regions if len(r.blocks)]
+            if operation.name == "func.call":
+                waiting.append(node.graph.function(operation.attributes["callee"].value))
     return total
 
 
@@ -106,19 +112,19 @@ def _if(node: Node) -> Many:
     runs = [partial(node.run_flat, node.region(i), []) for i in (0, 1)]
     if node.rank(0):  # in a body that is run on tensors
         return _of_each(node, node.expr(0), [run() for run in runs])
-    found = choose(node, node.value(0), runs, ("the true branch", "the false branch"))
-    return whole(node.operation.results, found)
+    results = choose(node, node.value(0), runs, ("the true branch", "the false branch"))
+    return whole(node.operation.results, results)
 
 
 def _of_each(node: Node, test: Expr, sides: Sequence[Sequence[Value]]) -> Many:
-    """Return what both branches give, chosen by element."""
+    """Return the results of both branches, selected by element."""
     pairs = zip(*([node.scope.expr(v) for v in side] for side in sides), strict=True)
     chosen = [node.given(op.where(test, yes, no)) for yes, no in pairs]
     return whole(node.operation.results, chosen)
 
 
 def _case(node: Node) -> Many:
-    """An index that is out of range takes the last branch."""
+    """Convert case; an index out of range selects the last branch, as StableHLO specifies."""
     count = len(node.operation.regions)
     runs = [partial(node.run_flat, node.region(at), []) for at in range(count)]
     return whole(node.operation.results, choose_at(node, node.value(0), runs))

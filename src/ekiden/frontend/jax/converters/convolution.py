@@ -1,4 +1,4 @@
-"""Convolutions over any axes: brought to a layout that nn.conv has."""
+"""Convolutions with arbitrary dimension numbers, transposed to a layout of nn.conv."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ekiden.topi.shape import Dim, as_attr, tidy
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """Where the axes of both inputs and of the output are: batch (or output features), features,
-    then the window's.
+    """Dimension numbers of a convolution's data, kernel and output: batch (or output features),
+    features, then spatial axes.
     """
 
     data: list[int]
@@ -42,7 +42,7 @@ class _Axes:
 
 
 def _turned(node: Node, value: Value, order: Sequence[int]) -> Value:
-    """A value with its axes in that order."""
+    """Transpose a value to an order of axes."""
     if list(order) == list(range(len(order))):
         return value
     if value.array is not None:
@@ -57,8 +57,8 @@ def _convolution(node: Node) -> Expr:
 
 
 def _dynamic_convolution(node: Node) -> Expr:
-    """A convolution whose padding is an input: numbers, or sizes as SAME padding of symbolic
-    extents has them.
+    """Convert dynamic_conv, whose padding is an input: numbers, or sizes, as for SAME padding of
+    symbolic extents.
     """
     flat = node.sizes_of_any_sign(2)
     return _convolved(node, [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)])
@@ -87,12 +87,12 @@ def _convolved(node: Node, padding: Sequence[tuple[Dim, Dim]]) -> Expr:
         padding = [(0, 0)] * rank
     columns, *taps = node.static((kernel.type.shape[0], *kernel.type.shape[2:]), "the kernel")
     before, after = (tuple(pair[side] for pair in padding) for side in (0, 1))
-    found = convolution(
+    convolved = convolution(
         node, _as_output(node, data), _as_output(node, kernel),
         Window(tuple(taps), strides, dilation, before, after), groups=groups, channels=columns,
     )  # fmt: skip
     order = [axes.out.index(i) for i in range(rank + 2)]
-    return found if order == list(range(rank + 2)) else op.transpose(found, order)
+    return convolved if order == list(range(rank + 2)) else op.transpose(convolved, order)
 
 
 def _as_output(node: Node, value: Value) -> Expr:
@@ -106,15 +106,17 @@ def _flags(node: Node, name: str) -> list[bool]:
 
 
 def _batch_as_features(node: Node, data: Value, count: int) -> Value:
-    """[count * n, c, ...] as [n, count * c, ...]: each part of the batch has its own features."""
+    """Regroup [count * n, c, ...] to [n, count * c, ...]: each batch group has its own features
+    (batch_group_count).
+    """
     n, c, *space = data.type.shape
-    rest = list(range(3, 3 + len(space)))
+    spatial_axes = list(range(3, 3 + len(space)))
     apart = op.reshape(
         node.scope.expr(data),
         as_attr((count, tidy(n // count), c, *space)),
         allowzero=True,
     )
-    joined = op.transpose(apart, [1, 0, 2, *rest])
+    joined = op.transpose(apart, [1, 0, 2, *spatial_axes])
     shape = as_attr((tidy(n // count), tidy(c * count), *space))
     return node.given(op.reshape(joined, shape, allowzero=True))
 

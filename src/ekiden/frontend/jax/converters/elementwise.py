@@ -1,4 +1,4 @@
-"""Operations on each element."""
+"""Elementwise operations."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def _with_dtype(function: Callable[[Expr, str], Expr]) -> Converter:
 
 
 def operands(node: Node) -> tuple[Expr, Expr]:
-    """Two inputs of one shape; one that is a broadcast stands for itself, for the operation
-    broadcasts it. In the body of a reduction that is computed with tensors numbers stay such.
+    """Return two inputs of one shape; a broadcast is replaced by its source, as the Relay operator
+    broadcasts.
+
+    In a reduction body evaluated on tensors, scalars stay scalars.
     """
     x, y = node.expr(0), node.expr(1)
     if node.rank(0) == 0 or node.rank(1) == 0:
@@ -68,7 +70,9 @@ def _on_both(function: Callable[[Node, Expr, Expr], Expr]) -> Converter:
 
 def _shared(row: Elementwise) -> Converter:
     def convert(node: Node) -> Expr:
-        """The call on one operand, or on both, which have one shape and dtype in StableHLO."""
+        """Return the call on one operand, or on both, which have one shape and dtype in
+        StableHLO.
+        """
         sides = [node.expr(0)] if len(node.inputs) == 1 else operands(node)
         return row.on(node.dtype(0), *sides)
 
@@ -85,19 +89,19 @@ def _shift(function: Binary, is_logical: bool = True, keeps_sign: bool = False) 
 
 
 def _popcount(node: Node) -> Expr:
-    """Return how many bits are set, of narrow integers those that they have."""
+    """Return the number of set bits; of narrow integers only their own bits count."""
     return _count_bits(_low_bits(node, 0), node.dtype(0))
 
 
 def _zeros_in_front(node: Node) -> Expr:
     dtype, width = node.dtype(0), node.bits(0)
-    found = _leading_zeros(_low_bits(node, 0), dtype)
+    zeros = _leading_zeros(_low_bits(node, 0), dtype)
     beyond = shared.bits(dtype) - width
-    return op.subtract(found, const(beyond, dtype)) if beyond else found
+    return op.subtract(zeros, const(beyond, dtype)) if beyond else zeros
 
 
 def _low_bits(node: Node, index: int) -> Expr:
-    """Return an input of integers without what its carrier has above a narrow dtype."""
+    """Mask an integer input to the bits of its narrow dtype, without those of its carrier."""
     dtype, width = node.dtype(index), node.bits(index)
     if width == shared.bits(dtype):
         return node.expr(index)
@@ -105,35 +109,37 @@ def _low_bits(node: Node, index: int) -> Expr:
 
 
 def _count_bits(x: Expr, dtype: str) -> Expr:
-    """How many are set: sums of neighbours, then of pairs, and so on."""
+    """Return the number of set bits by parallel summation: neighbours, then pairs, and so on."""
     width, plain = shared.bits(dtype), shared.unsigned(dtype)
-    found = x if plain == dtype else op.reinterpret(x, plain)
+    sums = x if plain == dtype else op.reinterpret(x, plain)
     step = 1
     while step < width:
         pattern = sum(((1 << step) - 1) << at for at in range(0, width, 2 * step))
         mask = const(np.array(pattern, plain))
-        high = op.right_shift(found, const(step, plain))
-        found = op.add(op.bitwise_and(found, mask), op.bitwise_and(high, mask))
+        high = op.right_shift(sums, const(step, plain))
+        sums = op.add(op.bitwise_and(sums, mask), op.bitwise_and(high, mask))
         step *= 2
-    return op.cast(found, dtype)
+    return op.cast(sums, dtype)
 
 
 def _leading_zeros(x: Expr, dtype: str) -> Expr:
-    """Those that are not set once every bit below the first one is."""
+    """Return the number of leading zeros: smear the highest set bit downwards and count the clear
+    bits.
+    """
     width, plain = shared.bits(dtype), shared.unsigned(dtype)
-    found = x if plain == dtype else op.reinterpret(x, plain)
+    smeared = x if plain == dtype else op.reinterpret(x, plain)
     step = 1
     while step < width:
-        found = op.bitwise_or(found, op.right_shift(found, const(step, plain)))
+        smeared = op.bitwise_or(smeared, op.right_shift(smeared, const(step, plain)))
         step *= 2
-    return op.cast(_count_bits(op.bitwise_not(found), plain), dtype)
+    return op.cast(_count_bits(op.bitwise_not(smeared), plain), dtype)
 
 
 def _convert(node: Node) -> Result:
-    dtype, wanted = node.dtype(0), node.out_dtype()
-    if dtype == wanted:
+    dtype, target = node.dtype(0), node.out_dtype()
+    if dtype == target:
         return node.value(0)
-    return shared.convert(node.expr(0), dtype, wanted, node.out_bits())
+    return shared.convert(node.expr(0), dtype, target, node.out_bits())
 
 
 # Choices.
@@ -159,11 +165,12 @@ _COMPARE: Mapping[str, tuple[Binary, Rule]] = {
 
 
 def ordered(x: Expr, dtype: str) -> Expr:
-    """Floats as integers that are in total order: -NaN, -inf, ..., -0, 0, ..., inf, NaN."""
-    whole = f"int{shared.bits(dtype)}"
-    bits = op.reinterpret(x, whole)
-    largest = const(np.array(np.iinfo(whole).max, whole))
-    return op.where(op.less(bits, const(0, whole)), op.bitwise_xor(bits, largest), bits)
+    """Map floats to integers of the same total order: -NaN, -inf, ..., -0, 0, ..., inf, NaN."""
+    int_dtype = f"int{shared.bits(dtype)}"
+    bits = op.reinterpret(x, int_dtype)
+    # IEEE 754 floats order like sign-magnitude integers: flip the magnitude bits of negative ones.
+    largest = const(np.array(np.iinfo(int_dtype).max, int_dtype))
+    return op.where(op.less(bits, const(0, int_dtype)), op.bitwise_xor(bits, largest), bits)
 
 
 def _compare(node: Node) -> Expr:
@@ -211,7 +218,7 @@ def _remainders(inputs: Sequence[Array]) -> Array | None:
 
 
 def _truth(numeric: Callable[..., Array], symbolic: Callable[..., object]) -> Rule:
-    """A rule of bits of numbers, and of conditions that are symbolic."""
+    """Return a rule for bitwise operations on numbers and logical ones on symbolic conditions."""
     rule = arithmetic.elementwise(numeric, symbolic)
 
     def of_truth(inputs: Sequence[Array]) -> Array | None:
@@ -252,7 +259,7 @@ def _shared_rows(name: str, row: Elementwise) -> list[Row]:
     convert = _shared(row)
     if name.startswith("chlo."):
         called = (name, f"custom_call:mhlo.{name.removeprefix('chlo.')}")
-        return [Row(each, convert) for each in called]
+        return [Row(row_name, convert) for row_name in called]
     rule = _fixed(_RULES[name]) if name in _RULES else None
     return [Row(f"stablehlo.{name}", convert, rule, on_complex=_ON_COMPLEX.get(name))]
 

@@ -1,4 +1,4 @@
-"""gather: windows of a tensor at positions that are data."""
+"""Gather: windows of a tensor at data-dependent positions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Linear algebra: operations of StableHLO, and the functions of LAPACK that JAX calls.
+"""Linear algebra: StableHLO operations, and the LAPACK custom calls that JAX emits.
 
-What LAPACK says in `info` JAX turns into not-a-numbers itself.
+JAX itself turns failures reported in LAPACK's `info` into NaN.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ekiden.topi.shape import as_attr, as_dim, tidy
 
 
 def _char(node: Node, name: str) -> str:
-    """An argument of LAPACK, which is a letter: "U", "N"."""
+    """Return a LAPACK option letter, such as "U" or "N"."""
     config = ir.DictAttr(node.attribute("mhlo.backend_config"))
     return chr(ir.IntegerAttr(config[name]).value & 0xFF)
 
@@ -25,12 +25,13 @@ def _rank(node: Node) -> int:
     return len(node.value(0).type.shape)
 
 
-def _fields(found: Call, count: int) -> list[Expr]:
-    return [TupleGetItem(found, at) for at in range(count)]
+def _fields(outputs: Call, count: int) -> list[Expr]:
+    return [TupleGetItem(outputs, at) for at in range(count)]
 
 
 def _getrf(node: Node) -> list[Expr]:
     factors, pivots, _, info = _fields(op.linalg.lu_factor(node.expr(0)), 4)
+    # LAPACK's pivots count from 1.
     return [factors, op.add(pivots, const(1, "int32")), info]
 
 
@@ -42,7 +43,7 @@ def _potrf(node: Node) -> list[Expr]:
 
 
 def _cholesky(node: Node) -> Expr:
-    """Of StableHLO: the lower factor, or the upper one."""
+    """Convert stablehlo.cholesky: return the lower factor, or the upper one."""
     data, rank = _wide(node, 0), _rank(node)
     if node.flag("lower"):
         return TupleGetItem(op.linalg.cholesky(data), 0)
@@ -50,58 +51,63 @@ def _cholesky(node: Node) -> Expr:
 
 
 def _wide(node: Node, index: int) -> Expr:
-    """Return an input of floats in a dtype that is decomposed in."""
+    """Return a float input in a dtype that decompositions support."""
     is_half = node.dtype(index) in ("float16", "bfloat16")
     return op.cast(node.expr(index), "float32") if is_half else node.expr(index)
 
 
 def _trsm(node: Node) -> Expr:
     sides = {"side": "L", "trans_x": "N", "uplo": "L", "diag": "N"}
-    side, turn, uplo, diagonal = (_char(node, name) for name in sides)
-    return _solved(node, side == "L", uplo == "L", turn != "N", diagonal == "U")
+    side, transpose_option, uplo, diagonal = (_char(node, name) for name in sides)
+    return _solved(node, side == "L", uplo == "L", transpose_option != "N", diagonal == "U")
 
 
 def _triangular_solve(node: Node) -> Expr:
-    """Of StableHLO: op(a) x = b or x op(a) = b."""
-    turn = node.word("transpose_a") != "NO_TRANSPOSE"
-    left, lower, unit = map(node.flag, ("left_side", "lower", "unit_diagonal"))
-    return _solved(node, left, lower, turn, unit)
+    """Convert stablehlo.triangular_solve: op(a) x = b or x op(a) = b."""
+    is_transposed = node.word("transpose_a") != "NO_TRANSPOSE"
+    left_side, lower, unit = map(node.flag, ("left_side", "lower", "unit_diagonal"))
+    return _solved(node, left_side, lower, is_transposed, unit)
 
 
-def _solved(node: Node, left: bool, lower: bool, turn: bool, unit: bool) -> Expr:
-    """op(a) x = b; of x op(a) = b both sides are transposed."""
+def _solved(node: Node, left_side: bool, lower: bool, is_transposed: bool, unit: bool) -> Expr:
+    """Solve op(a) x = b; for x op(a) = b both sides are transposed."""
     a, b, rank = _wide(node, 0), _wide(node, 1), _rank(node)
-    if turn == left:
+    if is_transposed == left_side:
         a, lower = transposed(a, rank), not lower
-    if left:
+    if left_side:
         return op.linalg.solve_triangular(a, b, lower, unit)
     return transposed(op.linalg.solve_triangular(a, transposed(b, rank), lower, unit), rank)
 
 
 def _complex_triangular_solve(node: Node) -> Pair:
-    """The same of complex numbers, as a real system of twice the size: its rows are divided by the
-    diagonal, so that that of 2 x 2 blocks (re, -im; im, re) has ones, and is triangular too.
+    """Solve a complex triangular system as a real one of twice the size.
+
+    Its rows are divided by the diagonal, so that the 2 x 2 blocks (re, -im; im, re) of the diagonal
+    are the identity and the real system is triangular, too.
     """
     kind = node.word("transpose_a")
-    left, lower, unit = map(node.flag, ("left_side", "lower", "unit_diagonal"))
+    left_side, lower, unit = map(node.flag, ("left_side", "lower", "unit_diagonal"))
     rank = _rank(node)
     a, b = list(node.parts(0)), list(node.parts(1))
     if kind == "ADJOINT":
         a[1] = op.negative(a[1])
-    if (kind != "NO_TRANSPOSE") == left:
-        a, lower = [transposed(part, rank) for part in a], not lower
-    if not left:
-        b = [transposed(part, rank) for part in b]
+    if (kind != "NO_TRANSPOSE") == left_side:
+        a, lower = [transposed(component, rank) for component in a], not lower
+    if not left_side:
+        b = [transposed(component, rank) for component in b]
     extent = node.shape(0)[-1]
     count = op.arange(0, extent, 1, dtype="int64")
     row, column = op.expand_dims(count, axis=1), op.expand_dims(count, axis=0)
     eye = op.cast(op.equal(row, column), node.dtype(0))
     if not unit:
         diagonal = [op.sum(op.multiply(p, eye), axis=[-1], keepdims=True) for p in a]
-        whole = (node.shared(diagonal[0]), node.shared(diagonal[1]))
-        a, b = list(divided((a[0], a[1]), whole)), list(divided((b[0], b[1]), whole))
-    others = op.subtract(op.ones_like(eye), eye)
-    a, b = [node.shared(op.multiply(p, others)) for p in a], [node.shared(p) for p in b]
+        diagonal_pair = (node.shared(diagonal[0]), node.shared(diagonal[1]))
+        a, b = (
+            list(divided((a[0], a[1]), diagonal_pair)),
+            list(divided((b[0], b[1]), diagonal_pair)),
+        )
+    off_diagonal = op.subtract(op.ones_like(eye), eye)
+    a, b = [node.shared(op.multiply(p, off_diagonal)) for p in a], [node.shared(p) for p in b]
     top = op.stack([a[0], op.negative(a[1])], axis=rank)
     bottom = op.stack([a[1], a[0]], axis=rank)
     batch, twice = node.shape(0)[:-2], tidy(as_dim(extent) * 2)
@@ -111,10 +117,10 @@ def _complex_triangular_solve(node: Node) -> Pair:
     sides = op.reshape(
         op.stack(b, axis=rank - 1), as_attr((*batch, twice, columns)), allowzero=True
     )
-    found = op.linalg.solve_triangular(system, sides, lower, True)
-    apart = node.shared(op.reshape(found, as_attr((*batch, extent, 2, columns)), allowzero=True))
+    solution = op.linalg.solve_triangular(system, sides, lower, True)
+    apart = node.shared(op.reshape(solution, as_attr((*batch, extent, 2, columns)), allowzero=True))
     real, imaginary = (op.take(apart, const(i, "int64"), axis=rank - 1) for i in (0, 1))
-    if left:
+    if left_side:
         return real, imaginary
     return transposed(real, rank), transposed(imaginary, rank)
 
@@ -128,7 +134,7 @@ def _orgqr(node: Node) -> Expr:
 
 
 def _no_info(node: Node) -> Expr:
-    """0 for each matrix: Jacobi's rotations always come to an end."""
+    """Return info = 0 for each matrix: Jacobi rotations always converge."""
     batch = node.value(0).type.shape[:-2]
     return op.zeros(batch, "int32")
 
@@ -139,8 +145,10 @@ def _syevd(node: Node) -> list[Expr]:
 
 
 def _gesdd(node: Node) -> list[Expr]:
-    left, values, right = _fields(op.linalg.svd(node.expr(0), _char(node, "mode") == "A"), 3)
-    return [node.expr(0), values, left, right, _no_info(node)]
+    left_vectors, values, right_vectors = _fields(
+        op.linalg.svd(node.expr(0), _char(node, "mode") == "A"), 3
+    )
+    return [node.expr(0), values, left_vectors, right_vectors, _no_info(node)]
 
 
 LAPACK: dict[str, Converter] = {

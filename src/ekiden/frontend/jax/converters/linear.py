@@ -12,13 +12,13 @@ from ekiden.relay.expr import Expr
 
 def _dot_general(node: Node) -> Expr:
     numbers = stablehlo.DotDimensionNumbers(node.attribute("dot_dimension_numbers"))
-    both, others = (_places(numbers, side) for side in ("lhs", "rhs"))
+    lhs_axes, rhs_axes = (_places(numbers, side) for side in ("lhs", "rhs"))
     dtype = node.out_dtype()
-    return dot_general(node, node.value(0), node.value(1), both, others, dtype)
+    return dot_general(node, node.value(0), node.value(1), lhs_axes, rhs_axes, dtype)
 
 
 def _places(numbers: object, side: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Batching and contracting axes of a side."""
+    """Return the batching and contracting axes of a side."""
     batch = getattr(numbers, f"{side}_batching_dimensions")
     return tuple(batch), tuple(getattr(numbers, f"{side}_contracting_dimensions"))
 

@@ -1,4 +1,4 @@
-"""Operations that move elements: shapes, slices, joins, padding."""
+"""Data movement: shapes, slices, concatenation, padding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ Dims = Sequence[Dim]
 
 
 def _stays(node: Node) -> bool:
-    """Whether a number stays one: in a body that is run on tensors, whatever their shape."""
+    """Return whether a scalar stays a scalar: in a body evaluated on tensors, whatever
+    their shape.
+    """
     rank = len(extents_of(node.operation.operands[0].type))
     return rank == 0 and not node.out_extents()
 
@@ -62,11 +64,11 @@ def _dynamic_broadcast(node: Node) -> Expr:
 
 
 def _broadcasted(node: Node) -> Rule:
-    """Of what is known, into a known shape."""
+    """Return the rule that broadcasts known elements to a known shape."""
 
     def rule(inputs: Sequence[Array]) -> Array | None:
-        """The array in the result's shape, its axis i at `broadcast_dimensions[i]`; None where that
-        is large or not known.
+        """Broadcast the array, its axis i at `broadcast_dimensions[i]`; return None where the
+        result is large or its shape unknown.
         """
         shape = _numbers(node.out_extents())
         if shape is None or math.prod(map(int, shape)) > SMALL:
@@ -82,8 +84,8 @@ def _broadcasted(node: Node) -> Rule:
 
 
 def _numbers(extents: Sequence[int | None]) -> tuple[int, ...] | None:
-    found = tuple(e for e in extents if e is not None)
-    return found if len(found) == len(extents) else None
+    known_extents = tuple(e for e in extents if e is not None)
+    return known_extents if len(known_extents) == len(extents) else None
 
 
 def _reshape(node: Node) -> Result:
@@ -135,7 +137,7 @@ def _iota(node: Node, shape: Dims) -> Result:
 
 
 def _complex_iota(convert: Converter) -> ComplexRule:
-    """Positions as complex numbers."""
+    """Return the complex rule of iota: positions with imaginary part 0."""
 
     def rule(node: Node) -> Pair:
         positions = convert(node)
@@ -165,25 +167,27 @@ def _sliced(node: Node) -> Rule:
 
 
 def _real_slice(node: Node) -> Expr:
-    """Bounds that are inputs: their distances are the extents, also where they are data."""
+    """Convert real_dynamic_slice: bounds are inputs, whose distances are the extents, also where
+    they are data.
+    """
     steps = tuple(int(s) for s in node.numbers(3, "strides").ravel())
     first, last = node.partial(1), node.partial(2)
     begins, ends = (sizes.elements(node.scope, node.value(i)) for i in (1, 2))
     assert begins is not None and ends is not None, "bounds are vectors of known length"
     extents = [tidy(as_dim(e) - as_dim(b)) for b, e in zip(begins, ends, strict=True)]
-    found, shape = node.expr(0), node.shape(0)
+    sliced, shape = node.expr(0), node.shape(0)
     for axis, (begin, end, extent) in enumerate(zip(first, last, extents, strict=True)):
         if begin is not None and end is not None:
             is_whole = number_of(begin) == 0 and equal(end, shape[axis]) and steps[axis] == 1
             if not is_whole:
                 bounds = as_attr((begin,)), as_attr((end,))
-                found = op.strided_slice(found, *bounds, strides=(steps[axis],), axes=(axis,))
+                sliced = op.strided_slice(sliced, *bounds, strides=(steps[axis],), axes=(axis,))
         elif sizes.is_dim(extent) and steps[axis] == 1:
             start = op.take(op.cast(node.expr(1), "int64"), const(axis, "int64"), axis=0)
-            found = window_at(found, start, extent, axis)
+            sliced = window_at(sliced, start, extent, axis)
         else:
             node.needs(1, "the extent of a slice must follow from shapes")
-    return found
+    return sliced
 
 
 def _dynamic_slice(node: Node) -> Expr:
@@ -209,10 +213,10 @@ def _dynamic_pad(node: Node) -> Expr:
 
 
 def _signed(node: Node, index: int) -> list[Dim]:
-    found = [as_attr((e,))[0] for e in node.partial(index) if e is not None]
-    if len(found) < len(node.partial(index)):
+    numbers = [as_attr((e,))[0] for e in node.partial(index) if e is not None]
+    if len(numbers) < len(node.partial(index)):
         node.needs(index, "padding must follow from shapes")
-    return found
+    return numbers
 
 
 def _static_iota(node: Node) -> Result:
@@ -228,7 +232,7 @@ def _same(node: Node) -> Many:
 
 
 def _shape_of(node: Node) -> Result:
-    """Return the extents of a tensor, which operations of CHLO ask for where they are symbolic."""
+    """Return the extents of a tensor, which CHLO operations read where they are symbolic."""
     return known(np.array(node.shape(0), object), node.out_dtype())
 
 

@@ -1,4 +1,4 @@
-"""Random numbers: Threefry and Philox, as XLA has them."""
+"""Random numbers: Threefry and Philox, bit-exact with XLA."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def _rotated(x: Expr, count: int) -> Expr:
 
 
 def threefry(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> tuple[Expr, Expr]:
-    """Threefry-2x32 with 20 rounds (Salmon and others, 2011): two words for each pair of words."""
+    """Apply Threefry-2x32 with 20 rounds (Salmon et al., 2011): two output words for each pair of
+    words.
+    """
+    # Third word of the key schedule: the parity of the key and Skein's constant.
     third = op.bitwise_xor(op.bitwise_xor(key[0], key[1]), _word(_PARITY))
     keys = [key[0], key[1], third]
     x: Expr = op.add(counter[0], key[0])
@@ -38,20 +41,21 @@ def threefry(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> tuple[
             y = op.bitwise_xor(_rotated(y, rotation), x)
         x = op.add(x, keys[(group + 1) % 3])
         y = op.add(op.add(y, keys[(group + 2) % 3]), _word(group + 1))
-        x, y = (node.scope.expr(node.given(each)) for each in (x, y))
+        x, y = (node.scope.expr(node.given(word)) for word in (x, y))
     return x, y
 
 
 def _halves(node: Node, value: Expr) -> tuple[Expr, Expr]:
-    """The low and the high word of numbers of 64 bits."""
+    """Return the low and the high 32-bit word of 64-bit numbers."""
     low = op.cast(op.bitwise_and(value, const(np.array(0xFFFFFFFF, np.uint64))), "uint32")
     high = op.cast(op.right_shift(value, const(np.array(32, np.uint64))), "uint32")
     return node.scope.expr(node.given(low)), node.scope.expr(node.given(high))
 
 
 def _halves_of(shape: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """The axis along which pairs of words lie, as XLA chooses it, and the shape of half of them:
-    the first axis of even extent, else the longest.
+    """Return the axis along which XLA stacks pairs of words, and the shape of half of them.
+
+    It is the first axis of even extent, else the longest.
     """
     even = [i for i, extent in enumerate(shape) if extent % 2 == 0]
     axis = even[0] if even else max(range(len(shape)), key=lambda i: shape[i])
@@ -59,8 +63,10 @@ def _halves_of(shape: Sequence[int]) -> tuple[int, tuple[int, ...]]:
 
 
 def _rng_bit_generator(node: Node) -> Result:
-    """(state): the next state and random bits. The state is a key and a counter of 64 bits each,
-    which Philox may continue by 64 more; short integers are the low bits of words of 32.
+    """Convert rng_bit_generator (state): return the next state and random bits.
+
+    The state is a 64-bit key and a 64-bit counter, which Philox may extend by 64 bits; integers
+    shorter than 32 bits are the low bits of 32-bit words.
     """
     algorithm = node.word("rng_algorithm")
     dtype = node.out_dtype(1)
@@ -83,20 +89,20 @@ def _part_of_state(node: Node, index: int) -> Expr:
 
 
 def _counted(node: Node, start: Expr, count: int) -> Expr:
-    """Return `count` numbers of 64 bits from `start` on."""
+    """Return `count` consecutive 64-bit numbers from `start`."""
     return node.shared(op.add(const(np.arange(count, dtype=np.uint64)), start))
 
 
 def _threefry_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, Expr]:
-    """Return the next state, and integers of `width` bytes: pairs of words of Threefry as XLA lays
-    them.
+    """Return the next state, and integers of `width` bytes: pairs of Threefry words in XLA's
+    layout.
     """
     shape = tuple(extents) or (1,)
     axis, half = _halves_of(shape) if width == 4 else (0, shape)
     count = math.prod(half)
     key, counter = (_part_of_state(node, i) for i in (0, 1))
-    places = _counted(node, counter, count)
-    words = threefry(node, _halves(node, key), _halves(node, places))
+    counters = _counted(node, counter, count)
+    words = threefry(node, _halves(node, key), _halves(node, counters))
     first, second = (op.reshape(word, half, allowzero=True) for word in words)
     if width == 4:
         pairs = op.stack([first, second], axis=axis + 1)
@@ -106,12 +112,12 @@ def _threefry_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr
     else:
         bits = _joined(first, second)
     moved = op.add(counter, const(np.array(count, np.uint64)))
-    made: Expr = bits if extents else op.reshape(bits, ())
-    return op.stack([key, moved], axis=0), made
+    shaped_bits: Expr = bits if extents else op.reshape(bits, ())
+    return op.stack([key, moved], axis=0), shaped_bits
 
 
 def _joined(low: Expr, high: Expr) -> Expr:
-    """Return numbers of 64 bits from their words."""
+    """Join low and high words to 64-bit numbers."""
     above = op.left_shift(op.cast(high, "uint64"), const(np.array(32, np.uint64)))
     return op.bitwise_or(op.cast(low, "uint64"), above)
 
@@ -124,18 +130,19 @@ _PHILOX_FACTORS = (0xD2511F53, 0xCD9E8D57)
 
 def _philox_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, Expr]:
     """Return the next state, and integers of `width` bytes: words of Philox-4x32 with 10 rounds
-    (Salmon and others, 2011) of counters of 128 bits, four of each, in order. A state of two
-    numbers has its key in the upper half of the counter too, as XLA has it.
+    (Salmon et al., 2011), four of each 128-bit counter, in order.
+
+    A state of two numbers uses its key as the upper half of the counter, too, as XLA does.
     """
     shape, size = tuple(extents), math.prod(extents)
     count = -(-size * (width // 4) // 4)
     length = node.static(node.shape(0), "the state")[0]
     key, low = (_part_of_state(node, i) for i in (0, 1))
     high = _part_of_state(node, 2) if length > 2 else key
-    places = _counted(node, low, count)
-    carry = op.cast(op.less(places, low), "uint64")
+    counters = _counted(node, low, count)
+    carry = op.cast(op.less(counters, low), "uint64")
     above = node.shared(op.add(carry, high))
-    words = _philox(node, _halves(node, key), (*_halves(node, places), *_halves(node, above)))
+    words = _philox(node, _halves(node, key), (*_halves(node, counters), *_halves(node, above)))
     flat: Expr = op.reshape(op.stack(words, axis=1), (4 * count,), allowzero=True)
     if width == 8:
         pairs = node.shared(op.reshape(flat, (2 * count, 2), allowzero=True))
@@ -169,14 +176,16 @@ def _philox(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> list[Ex
 
 
 def _product(node: Node, word: Expr, factor: int) -> tuple[Expr, Expr]:
-    """Return the low and the high word of a product of words."""
+    """Return the low and the high word of the product of a word and a constant."""
     wide = op.multiply(op.cast(word, "uint64"), const(np.array(factor, np.uint64)))
     return _halves(node, node.shared(wide))
 
 
 def _rng(node: Node) -> Expr:
-    """Return numbers of a distribution, from Threefry by the place of the operation in its program:
-    StableHLO leaves the generator open, and here each run draws the same.
+    """Convert rng: draw from a distribution with Threefry, seeded by the operation's position in
+    its program.
+
+    StableHLO leaves the generator open; here each run draws the same numbers.
     """
     dtype = node.out_dtype()
     shape = node.sizes(2)
@@ -188,24 +197,25 @@ def _rng(node: Node) -> Expr:
     a, b = node.expr(0), node.expr(1)
     if not is_float(dtype):
         wide = op.cast(_joined(first, second), "int64")
+        # The sign is cleared so that the modulus is that of a non-negative number.
         positive = op.bitwise_and(wide, const(np.iinfo(np.int64).max, "int64"))
         span = op.cast(op.subtract(b, a), "int64")
         return op.add(op.cast(op.floor_mod(positive, span), dtype), a)
     real = "float64" if dtype == "float64" else "float32"
     uniform = _fraction(first, second, real)
-    low, other = op.cast(a, real), op.cast(b, real)
+    location, scale = op.cast(a, real), op.cast(b, real)
     if node.word("rng_distribution") == "UNIFORM":
-        found = op.add(low, op.multiply(uniform, op.subtract(other, low)))
-        return op.cast(found, dtype)
+        samples = op.add(location, op.multiply(uniform, op.subtract(scale, location)))
+        return op.cast(samples, dtype)
     # Box and Muller 1958: of a number in (0, 1] and an angle
     size = op.sqrt(op.multiply(op.log(op.subtract(const(1, real), uniform)), const(-2, real)))
     angle = op.multiply(_fraction(second, first, real), const(2 * math.pi, real))
-    found = op.add(low, op.multiply(op.multiply(size, op.cos(angle)), other))
-    return op.cast(found, dtype)
+    samples = op.add(location, op.multiply(op.multiply(size, op.cos(angle)), scale))
+    return op.cast(samples, dtype)
 
 
 def _fraction(first: Expr, second: Expr, dtype: str) -> Expr:
-    """Return a number in [0, 1) of as many bits as the dtype has in its mantissa."""
+    """Return uniform numbers in [0, 1) with as many bits as the dtype's significand."""
     if dtype == "float32":
         bits = op.cast(op.right_shift(first, _word(8)), dtype)
         return op.multiply(bits, const(2.0**-24, dtype))

@@ -1,4 +1,4 @@
-"""Reductions by any body."""
+"""Reductions with arbitrary bodies."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ _EXTREMES: Mapping[str, str] = {
 
 
 def _position(node: Node, block: ir.Block, axes: Sequence[int]) -> list[Expr] | None:
-    """The largest or smallest element and where it is, of an iota: what jnp.argmax gives."""
+    """Return the extremum and its iota index, as jnp.argmax and argmin compute them; None for
+    another body.
+    """
     if len(axes) != 1 or not _is_iota(node, axes[0]):
         return None
     direction = _EXTREMES.get(text_of(block))
@@ -67,28 +69,29 @@ def _position(node: Node, block: ir.Block, axes: Sequence[int]) -> list[Expr] | 
     first = op.argmax if direction == "GT" else op.argmin
     value = op.max if direction == "GT" else op.min
     data = node.expr(0)
-    place = op.cast(first(data, axis=list(axes), keepdims=False), node.dtype(1))
-    made = value(data, axis=list(axes), keepdims=False)
+    index = op.cast(first(data, axis=list(axes), keepdims=False), node.dtype(1))
+    extremum = value(data, axis=list(axes), keepdims=False)
     if not is_float(node.dtype(0)):
-        return [made, place]
+        return [extremum, index]
+    # NumPy's argmax returns the first NaN.
     nan = op.isnan(data)  # the first NaN is the answer
     any_nan = op.any(nan, axis=list(axes), keepdims=False)
     at = op.argmax(op.cast(nan, "int32"), axis=list(axes), keepdims=False)
-    place = op.where(any_nan, op.cast(at, node.dtype(1)), place)
-    return [op.where(any_nan, const(np.nan, node.dtype(0)), made), place]
+    index = op.where(any_nan, op.cast(at, node.dtype(1)), index)
+    return [op.where(any_nan, const(np.nan, node.dtype(0)), extremum), index]
 
 
 def _is_iota(node: Node, axis: int) -> bool:
-    """Whether the second input counts along an axis."""
+    """Return whether the second input is an iota along an axis."""
     owner = node.operation.operands[1].owner
-    made = getattr(owner, "operation", None)
-    if made is None or made.name not in ("stablehlo.iota", "stablehlo.dynamic_iota"):
+    producer = getattr(owner, "operation", None)
+    if producer is None or producer.name not in ("stablehlo.iota", "stablehlo.dynamic_iota"):
         return False
-    return int(made.attributes["iota_dimension"].value) == axis
+    return int(producer.attributes["iota_dimension"].value) == axis
 
 
 def _folded(node: Node, block: ir.Block, axes: Sequence[int], count: int) -> Many:
-    """By any body: halves of an axis are combined until one element is left of it."""
+    """Reduce with any body: halves of an axis are combined until one element is left."""
     values = list(node.whole[:count])
     shape = [d for axis, d in enumerate(node.shape(0)) if axis not in axes]
     start = [
@@ -109,23 +112,25 @@ def _fold_axis(node: Node, block: ir.Block, values: Many, axis: int) -> Many:
         return _looped(node, block, values, axis, first.type.shape[axis])
     while extent > 1:
         half = extent // 2
-        left, right = (_part(node, values, axis, at, at + half) for at in (0, half))
-        made = combined(node, block, left, right)
+        low_half, high_half = (_part(node, values, axis, at, at + half) for at in (0, half))
+        combined_half = combined(node, block, low_half, high_half)
         if extent % 2:
             last = _part(node, values, axis, extent - 1, extent)
-            made = [joined(node, [a, b], axis) for a, b in zip(made, last, strict=True)]
-        values, extent = made, half + extent % 2
+            combined_half = [
+                joined(node, [a, b], axis) for a, b in zip(combined_half, last, strict=True)
+            ]
+        values, extent = combined_half, half + extent % 2
     return [node.per_part(v, lambda expr: op.squeeze(expr, axis=[axis])) for v in values]
 
 
 def joined(node: Node, values: Many, axis: int) -> Value | Complex:
-    """Return tensors one behind the other along an axis, complex ones part by part."""
+    """Concatenate tensors along an axis, complex ones part by part."""
     sides = zip(*(flat([value]) for value in values), strict=True)
-    parts = [
-        node.given(op.concatenate([node.scope.expr(part) for part in side], axis=axis))
+    concatenated = [
+        node.given(op.concatenate([node.scope.expr(operand) for operand in side], axis=axis))
         for side in sides
     ]
-    return Complex(*parts) if len(parts) > 1 else parts[0]
+    return Complex(*concatenated) if len(concatenated) > 1 else concatenated[0]
 
 
 def _part(node: Node, values: Many, axis: int, begin: int, end: int) -> Many:
@@ -136,7 +141,7 @@ def _part(node: Node, values: Many, axis: int, begin: int, end: int) -> Many:
 
 
 def _looped(node: Node, block: ir.Block, values: Many, axis: int, extent: PrimExpr) -> Many:
-    """Along an axis of symbolic extent: its elements one after the other."""
+    """Reduce an axis of symbolic extent with a loop over its elements."""
     scope = node.scope
     kinds = node.operation.results
 

@@ -1,4 +1,6 @@
-"""scatter: windows of a tensor replaced, or combined with others, at positions that are data."""
+"""Scatter: windows of a tensor replaced by, or combined with, updates at data-dependent
+positions.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ from ekiden.topi.shape import Dim, as_attr, known, product
 
 
 def _scatter(node: Node) -> Many:
-    """Of operands, indices and updates: by an operator where the body is one, else window after
-    window by the body.
+    """Convert scatter (operands, indices, updates): by an operator where the body is one, else
+    window by window.
     """
     count, block = len(node.whole) // 2, node.region()
     numbers: Any = stablehlo.ScatterDimensionNumbers(node.attribute("scatter_dimension_numbers"))
@@ -43,9 +45,9 @@ def _scatter(node: Node) -> Many:
 
 def _kind(node: Node, block: ir.Block, count: int) -> str:
     """Return what the body does with each operand, as MODES names it; "" for anything else."""
-    *made, end = operations(block)
+    *body_operations, end = operations(block)
     updates = list(block.arguments)[count:]
-    if not made and list(end.operands) == updates:
+    if not body_operations and list(end.operands) == updates:
         return "second"
     kind = kind_of(node, block) if count == 1 else ""
     is_real = not isinstance(node.whole[0], Complex)
@@ -55,13 +57,15 @@ def _kind(node: Node, block: ir.Block, count: int) -> str:
 def _by_operator(
     node: Node, at: Places, kind: str, window: Sequence[int], index: int, count: int
 ) -> Value | Complex:
-    """Return an operand with its updates, a complex one part by part."""
+    """Return an operand with its updates scattered, a complex one part by part."""
     pairs = zip(flat([node.whole[index]]), flat([node.whole[count + 1 + index]]), strict=True)
-    parts = [
-        node.given(scattered(node.with_inputs([part, node.value(count), update]), at, kind, window))
-        for part, update in pairs
+    scattered_parts = [
+        node.given(
+            scattered(node.with_inputs([operand, node.value(count), update]), at, kind, window)
+        )
+        for operand, update in pairs
     ]
-    return Complex(*parts) if len(parts) > 1 else parts[0]
+    return Complex(*scattered_parts) if len(scattered_parts) > 1 else scattered_parts[0]
 
 
 UNROLLED = 8
@@ -69,8 +73,8 @@ UNROLLED = 8
 
 
 def _by_body(node: Node, at: Places, block: ir.Block, window: Sequence[int], count: int) -> Many:
-    """Return the operands after one window after the other: it is read, combined with its updates
-    by the body, and written; one that does not fit is written as it was.
+    """Apply the updates window by window: read, combine by the body, and write back; a window out
+    of bounds is unchanged.
     """
     scope, kinds = node.scope, node.operation.results
     starts = scope.bound(_starts(node, at))
@@ -78,7 +82,7 @@ def _by_body(node: Node, at: Places, block: ir.Block, window: Sequence[int], cou
     ends = scope.bound(op.stack([limits(node, at, axis) for axis in range(len(at.shape))], axis=0))
 
     def step(index: Expr, operands: Sequence[Value]) -> list[Value]:
-        """Return the operands after the window of that number."""
+        """Return the operands after the update of one window."""
         begin = node.shared(op.take(scope.expr(starts), index, axis=0))
         low = op.maximum(begin, const(0, "int64"))
         moved = node.shared(op.minimum(low, scope.expr(ends)))
@@ -89,19 +93,19 @@ def _by_body(node: Node, at: Places, block: ir.Block, window: Sequence[int], cou
         ]
         old = [node.given(_window(node, at, v, where)) for v in operands]
         rows = [node.given(op.take(scope.expr(u), index, axis=0)) for u in updates]
-        made = flat(combined(node, block, whole(kinds, old), whole(kinds, rows)))
+        combined_rows = flat(combined(node, block, whole(kinds, old), whole(kinds, rows)))
         new = [
             node.given(op.where(scope.expr(fits), scope.expr(b), scope.expr(a)))
-            for a, b in zip(old, made, strict=True)
+            for a, b in zip(old, combined_rows, strict=True)
         ]
         pairs = zip(operands, new, strict=True)
         return [node.given(placed(node, scope.expr(v), n, where)) for v, n in pairs]
 
     operands = flat(node.whole[:count])
     total = product(at.batch)
-    turns = known(total)
-    if turns is not None and turns <= UNROLLED:
-        for index in range(turns):
+    window_count = known(total)
+    if window_count is not None and window_count <= UNROLLED:
+        for index in range(window_count):
             operands = step(const(index, "int64"), operands)
         return whole(kinds, operands)
 
@@ -122,29 +126,29 @@ def _window(node: Node, at: Places, value: Value, where: Sequence[Value]) -> Exp
 
 
 def _starts(node: Node, at: Places) -> Expr:
-    """Return [windows, axes]: where each window begins."""
+    """Return the start of each window: [windows, axes]."""
     scope, rank = node.scope, len(at.batch)
     batch, total = as_attr(at.batch), as_attr((product(at.batch),))
     columns: list[Expr] = []
     for axis in range(len(at.shape)):
         start = at.starts.get(axis, at.covering.get(axis))
-        found: Expr
+        column: Expr
         if axis in at.batching:
             along = at.batching[axis]
             shape: list[Dim] = [1] * rank
             shape[along] = as_attr((at.batch[along],))[0]
             counted = op.arange(0, at.batch[along], 1, dtype="int64")
-            found = op.broadcast_to(op.reshape(counted, shape, allowzero=True), batch)
+            column = op.broadcast_to(op.reshape(counted, shape, allowzero=True), batch)
         elif start is not None:
-            found = scope.expr(start)
+            column = scope.expr(start)
         else:
-            found = op.full(const(np.int64(0)), batch, dtype="int64")
-        columns.append(op.reshape(found, total, allowzero=True))
+            column = op.full(const(np.int64(0)), batch, dtype="int64")
+        columns.append(op.reshape(column, total, allowzero=True))
     return op.stack(columns, axis=1)
 
 
 def _rows(node: Node, at: Places, update: Value, window: Sequence[int]) -> Expr:
-    """Return [windows, extents of a window in all axes...]: updates by window."""
+    """Return updates by window: [windows, extents of a window in all axes...]."""
     rank = len(update.type.shape)
     order = [*(i for i in range(rank) if i not in window), *window]
     data = node.scope.expr(update)

@@ -1,4 +1,4 @@
-"""sort by any comparator, and the largest elements."""
+"""Sort by any comparator, and top-k."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _sort(node: Node) -> Many:
     axis = node.axis(node.integer("dimension"), node.rank(0))
     block = node.region()
     keys = _keys(node, block)
-    places = _by_keys(node, keys, axis) if keys is not None else _by_ranks(node, block, axis)
-    at = node.scope.expr(node.given(op.cast(places, "int64")))
+    permutation = _by_keys(node, keys, axis) if keys is not None else _by_ranks(node, block, axis)
+    at = node.scope.expr(node.given(op.cast(permutation, "int64")))
     return [node.per_part(v, lambda expr: op.gather(expr, axis, at)) for v in node.whole]
 
 
@@ -37,36 +37,37 @@ Key = tuple[Expr, bool]
 
 
 def _keys(node: Node, block: ir.Block) -> list[Key] | None:
-    """What a comparator compares, the most important first; None for one that is not of the form
-    a < b, or a < b or (a = b and <the rest>).
+    """Return the keys that a comparator compares, the most significant first.
+
+    None for a comparator that is not of the form a < b, or a < b or (a = b and <remainder>).
     """
-    *made, end = operations(block)
-    makers = {result: each for each in made for result in each.results}
+    *block_operations, end = operations(block)
+    makers = {result: operation for operation in block_operations for result in operation.results}
     keys: list[Key] = []
     test = end.operands[0]
     while True:
         maker = makers.get(test)
         if maker is None:
             return None
-        rest = None
+        remainder = None
         if maker.name == "stablehlo.or":
-            parts = _lexicographic(makers, maker)
-            if parts is None:
+            split = _lexicographic(makers, maker)
+            if split is None:
                 return None
-            maker, rest = parts
+            maker, remainder = split
         key = _key(node, block, makers, maker)
         if key is None:
             return None
         keys.append(key)
-        if rest is None:
+        if remainder is None:
             return keys
-        test = rest
+        test = remainder
 
 
 def _lexicographic(
     makers: dict[ir.Value, ir.Operation], maker: ir.Operation
 ) -> tuple[ir.Operation, ir.Value] | None:
-    """a < b or (a = b and rest): the comparison, and the rest."""
+    """Match a < b or (a = b and remainder); return the comparison and the remainder."""
     first, both = (makers.get(o) for o in maker.operands)
     if first is None or both is None or both.name != "stablehlo.and":
         return None
@@ -81,42 +82,46 @@ def _lexicographic(
 def _key(
     node: Node, block: ir.Block, makers: dict[ir.Value, ir.Operation], maker: ir.Operation
 ) -> Key | None:
-    """A comparison of the same function of both elements: that function, of the whole tensor."""
+    """Return the key of a comparison of one function of both elements: that function, applied to
+    the whole tensor.
+    """
     if maker.name != "stablehlo.compare" or direction_of(maker) not in ("LT", "GT"):
         return None
-    left, right = (_arguments(block, makers, o) for o in maker.operands)
-    if len(left) != 1 or len(right) != 1:
+    left_arguments, right_arguments = (_arguments(block, makers, o) for o in maker.operands)
+    if len(left_arguments) != 1 or len(right_arguments) != 1:
         return None
-    (first,), (second,) = left, right
+    (first,), (second,) = left_arguments, right_arguments
     if first == second or first // 2 != second // 2:
         return None
     texts = [_text(block, makers, o) for o in maker.operands]
     if texts[0] != texts[1]:
         return None
     node.graph.results(block, [value for value in node.whole for _ in range(2)])
-    found = node.graph.real(maker.operands[0])
-    if found is None:
+    key_value = node.graph.real(maker.operands[0])
+    if key_value is None:
         node.unsupported("its comparator is not supported")
-    expr = node.scope.expr(found)
-    dtype = found.type.dtype
+    expr = node.scope.expr(key_value)
+    dtype = key_value.type.dtype
     key = ordered(expr, dtype) if is_total_order(maker) and is_float(dtype) else expr
     return key, (direction_of(maker) == "LT") == (first % 2 == 0)
 
 
 def _arguments(block: ir.Block, makers: dict[ir.Value, ir.Operation], value: ir.Value) -> set[int]:
-    """The arguments of a comparator that a value of it is made of."""
-    waiting, found = [value], set()
+    """Return the indices of the comparator's arguments that a value depends on."""
+    waiting, indices = [value], set()
     while waiting:
-        each = waiting.pop()
-        if each in makers:
-            waiting += list(makers[each].operands)
+        visited = waiting.pop()
+        if visited in makers:
+            waiting += list(makers[visited].operands)
         else:
-            found |= {i for i, a in enumerate(block.arguments) if a == each}
-    return found
+            indices |= {i for i, a in enumerate(block.arguments) if a == visited}
+    return indices
 
 
 def _text(block: ir.Block, makers: dict[ir.Value, ir.Operation], value: ir.Value) -> str:
-    """What a value of a comparator is, without which of the two elements it is of."""
+    """Return a canonical text of a comparator's value that does not distinguish the two
+    elements.
+    """
     maker = makers.get(value)
     if maker is None:
         at = [i for i, a in enumerate(block.arguments) if a == value]
@@ -131,21 +136,25 @@ def _names(operation: ir.Operation) -> list[str]:
 
 
 def _by_keys(node: Node, keys: Sequence[Key], axis: int) -> Expr:
-    """Positions in order: stable sorts, by the least important key first."""
-    places: Expr | None = None
+    """Return the sorted order: stable sorts, the least significant key first (LSD)."""
+    permutation: Expr | None = None
     for key, is_ascending in reversed(keys):
         if node.scope.typed(key).dtype == "bool":
             key = op.cast(key, "int8")
-        here = key if places is None else op.gather(key, axis, places)
-        order = op.argsort(here, axis=axis, is_ascend=is_ascending, dtype="int64")
-        found = node.scope.expr(node.given(order))
-        places = found if places is None else op.gather(places, axis, found)
-    assert places is not None, "a comparator has a key"
-    return places
+        ordered_key = key if permutation is None else op.gather(key, axis, permutation)
+        order = op.argsort(ordered_key, axis=axis, is_ascend=is_ascending, dtype="int64")
+        order_expr = node.scope.expr(node.given(order))
+        permutation = (
+            order_expr if permutation is None else op.gather(permutation, axis, order_expr)
+        )
+    assert permutation is not None, "a comparator has a key"
+    return permutation
 
 
 def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
-    """By a comparator of any form: how many elements come before each, every one with every one."""
+    """Return the sorted order under any comparator: the rank of each element by comparison with all
+    others.
+    """
     pairs: Many = []
     shape = node.shape(0)
     wide = as_attr((*shape[: axis + 1], shape[axis], *shape[axis + 1 :]))
@@ -163,6 +172,7 @@ def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
         op.less(first, second), as_attr((extent, extent, *(1,) * (len(shape) - axis - 1))),
         allowzero=True,
     )  # fmt: skip
+    # Ties are ranked by position, which keeps the sort stable.
     tied = op.logical_not(op.logical_or(node.scope.expr(less), node.scope.expr(more)))
     ties = op.cast(op.logical_and(tied, earlier), "int64")
     ranks = op.sum(op.add(node.scope.expr(before), ties), axis=[axis], keepdims=False)
@@ -170,7 +180,7 @@ def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
 
 
 def _repeated(expr: Expr, axis: int, shape: Sequence[Dim]) -> Expr:
-    """Return a tensor with an axis more, along which it is repeated."""
+    """Return a tensor broadcast along a new axis."""
     return op.broadcast_to(op.expand_dims(expr, axis=axis), shape)
 
 
@@ -180,16 +190,16 @@ def _top_k(node: Node) -> Result:
 
 
 def largest(node: Node, k: object) -> list[Expr]:
-    """The k largest elements along the last axis and where they are, NaN above all."""
+    """Return the k largest elements along the last axis and their indices, NaN above all."""
     data, dtype = node.expr(0), node.dtype(0)
     key = ordered(data, dtype) if is_float(dtype) else data
-    places = op.topk(key, k, axis=-1, ret_type="indices", dtype="int32")  # type: ignore[arg-type]
-    at = node.scope.expr(node.given(places))
+    indices = op.topk(key, k, axis=-1, ret_type="indices", dtype="int32")  # type: ignore[arg-type]
+    at = node.scope.expr(node.given(indices))
     return [op.gather(data, node.rank(0) - 1, op.cast(at, "int64")), at]
 
 
 def top_k_outside(node: Node) -> list[Expr]:
-    """The function `mhlo.topk`, which JAX calls before 0.7."""
+    """Convert the custom call `mhlo.topk`, which JAX emits before 0.7."""
     options = ir.DictAttr(node.attribute("mhlo.attributes"))
     if "largest" in options and not options["largest"].value:
         node.unsupported("the smallest elements of 'mhlo.topk'")
@@ -197,7 +207,7 @@ def top_k_outside(node: Node) -> list[Expr]:
 
 
 def dynamic_top_k(node: Node) -> Result:
-    """The function `stablehlo.dynamic_top_k`."""
+    """Convert the custom call `stablehlo.dynamic_top_k`."""
     (k,) = node.sizes(1)
     return largest(node, k)
 

@@ -1,4 +1,4 @@
-"""Reductions over windows: pooling, running sums, and their gradients."""
+"""Window reductions: pooling, scans, and their gradients."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def _reduce_window(node: Node) -> Result | Many:
 
 
 def dynamic_reduce_window(node: Node) -> Result | Many:
-    """The function `stablehlo.dynamic_reduce_window`: behind the tensors and their initial values
-    stand extents, strides, dilations of the tensor and of windows, and padding.
+    """Convert the custom call `stablehlo.dynamic_reduce_window`.
+
+    Behind the tensors and their initial values stand extents, strides, dilations of the tensor and
+    of windows, and padding.
     """
     count = (len(node.inputs) - 5) // 2
     at = 2 * count
@@ -75,7 +77,7 @@ def _reduce_complex_window(convert: Converter) -> ComplexRule:
 
 
 def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
-    """`count` tensors, then their initial values."""
+    """Convert a window reduction of `count` tensors, followed by their initial values."""
     block = node.region()
     kind = kind_of(node, block) if count == 1 else ""
     if kind in REDUCE and is_neutral(node.value(1), kind):
@@ -86,26 +88,27 @@ def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
 
 
 def _tapped(node: Node, windows: Window, count: int, kind: str) -> Many:
-    """Element by element of a window, of all windows at once."""
+    """Reduce windows element by element, each for all windows at once."""
     block = node.region()
     if not windows.is_known or math.prod(windows.kernel) > MAX_WINDOW_ELEMENTS:
         node.unsupported("windows of symbolic or large extents of anything but running sums")
     wide = [_padded(node, windows, *node.whole[i::count][:2]) for i in range(count)]
-    each = [_taps(node, windows, p) for p in wide]
-    made = [next(t) for t in each]
-    while others := [t for t in (next(e, None) for e in each) if t is not None]:
-        made = _both(node, block, made, others, kind)
+    tap_iterators = [_taps(node, windows, p) for p in wide]
+    accumulated = [next(t) for t in tap_iterators]
+    while next_taps := [t for t in (next(e, None) for e in tap_iterators) if t is not None]:
+        accumulated = _both(node, block, accumulated, next_taps, kind)
     if kind and all(is_neutral(node.value(count + i), kind) for i in range(count)):
-        return made
+        return accumulated
     start = [
-        _filled(node, value, init) for value, init in zip(made, node.whole[count:], strict=True)
+        _filled(node, value, init)
+        for value, init in zip(accumulated, node.whole[count:], strict=True)
     ]
-    return _both(node, block, start, made, kind)
+    return _both(node, block, start, accumulated, kind)
 
 
 def _both(node: Node, block: ir.Block, first: Many, second: Many, kind: str) -> Many:
-    """Return what a body gives of tensors, by the operator that it is where it is one: a sum of
-    complex numbers comes here as those of their parts.
+    """Combine two tensors by the body, by its operator where it is one: a complex sum comes here
+    part by part.
     """
     (x, *_), (y, *_) = first, second
     if kind in REDUCE and isinstance(x, Value) and isinstance(y, Value):
@@ -116,33 +119,39 @@ def _both(node: Node, block: ir.Block, first: Many, second: Many, kind: str) -> 
 def _padded(
     node: Node, windows: Window, value: Value | Complex, init: Value | Complex
 ) -> Value | Complex:
-    """Return a tensor with its padding, a complex one part by part."""
+    """Return a padded tensor, a complex one part by part."""
     pairs = zip(flat([value]), flat([init]), strict=True)
-    parts = [dilated(node, windows, part, node.scope.expr(fill)) for part, fill in pairs]
-    return Complex(*parts) if len(parts) > 1 else parts[0]
+    padded_parts = [
+        dilated(node, windows, component, node.scope.expr(fill)) for component, fill in pairs
+    ]
+    return Complex(*padded_parts) if len(padded_parts) > 1 else padded_parts[0]
 
 
 def _taps(node: Node, windows: Window, wide: Value | Complex) -> Iterator[Value | Complex]:
     """Yield the first elements of all windows, then the second ones, and so on."""
-    for parts in zip(*(tap_values(node, windows, part) for part in flat([wide])), strict=True):
-        yield Complex(*parts) if len(parts) > 1 else parts[0]
+    for tap_parts in zip(
+        *(tap_values(node, windows, component) for component in flat([wide])), strict=True
+    ):
+        yield Complex(*tap_parts) if len(tap_parts) > 1 else tap_parts[0]
 
 
 def _filled(node: Node, like: Value | Complex, init: Value | Complex) -> Value | Complex:
     """Return an initial value in the shape of what is combined with it."""
     pairs = zip(flat([like]), flat([init]), strict=True)
-    parts = [
-        node.given(op.full_like(node.scope.expr(part), node.scope.expr(fill)))
-        for part, fill in pairs
+    filled_parts = [
+        node.given(op.full_like(node.scope.expr(component), node.scope.expr(fill)))
+        for component, fill in pairs
     ]
-    return Complex(*parts) if len(parts) > 1 else parts[0]
+    return Complex(*filled_parts) if len(filled_parts) > 1 else filled_parts[0]
 
 
 # Running sums.
 
 
 def _running(node: Node, windows: Window, kind: str) -> Expr | None:
-    """Windows as long as an axis that end, or begin, at each of its elements."""
+    """Convert windows as long as an axis that end, or begin, at each of its elements to a scan;
+    None for others.
+    """
     if any(windows.inner) or any(s != 1 for s in (*windows.strides, *windows.dilations)):
         return None
     shape = node.shape(0)
@@ -151,18 +160,18 @@ def _running(node: Node, windows: Window, kind: str) -> Expr | None:
         return None
     (axis,) = wide
     before, behind = as_dim(windows.before[axis]), as_dim(windows.after[axis])
-    others = [i for i in range(len(shape)) if i != axis]
-    if any(known(as_dim(p[i])) != 0 for p in (windows.before, windows.after) for i in others):
+    other_axes = [i for i in range(len(shape)) if i != axis]
+    if any(known(as_dim(p[i])) != 0 for p in (windows.before, windows.after) for i in other_axes):
         return None
     if not equal(as_dim(windows.extents[axis]), shape[axis]):
         return None
-    rest = tidy(shape[axis] - 1)
-    is_forward = equal(before, rest) and known(behind) == 0
-    if not is_forward and not (equal(behind, rest) and known(before) == 0):
+    padding_extent = tidy(shape[axis] - 1)
+    is_forward = equal(before, padding_extent) and known(behind) == 0
+    if not is_forward and not (equal(behind, padding_extent) and known(before) == 0):
         return None
     data = node.expr(0) if is_forward else op.reverse(node.expr(0), axis)
-    found = _scan(node, data, axis, kind)
-    return found if is_forward else op.reverse(found, axis)
+    scan = _scan(node, data, axis, kind)
+    return scan if is_forward else op.reverse(scan, axis)
 
 
 _SCANS: Mapping[str, Callable[..., Expr]] = {"add": op.cumsum, "multiply": op.cumprod}
@@ -176,9 +185,9 @@ def _scan(node: Node, data: Expr, axis: int, kind: str) -> Expr:
     extent = shape[axis]
     first = node.scope.expr(iota(node, (extent, 1), 0, "int64"))
     second = node.scope.expr(iota(node, (1, extent), 1, "int64"))
-    seen = op.less_equal(second, first)
-    rest = (1,) * (len(shape) - axis - 1)
-    mask = op.reshape(seen, as_attr((extent, extent, *rest)), allowzero=True)
+    is_prefix = op.less_equal(second, first)
+    trailing_ones = (1,) * (len(shape) - axis - 1)
+    mask = op.reshape(is_prefix, as_attr((extent, extent, *trailing_ones)), allowzero=True)
     wide = op.where(mask, op.expand_dims(data, axis=axis), const(neutral(kind, dtype), dtype))
     return REDUCE[kind][0](wide, axis=[axis + 1], keepdims=False)
 
@@ -187,7 +196,7 @@ def _scan(node: Node, data: Expr, axis: int, kind: str) -> Expr:
 
 
 def _pool(node: Node, windows: Window, kind: str) -> Expr | None:
-    """Two axes of four: the operators of pooling."""
+    """Convert windows over two of four axes to pooling; None for others."""
     if kind not in ("add", "maximum") or len(windows.strides) != 4 or any(windows.inner):
         return None
     if not windows.is_known or windows.padding is None or not is_float(node.dtype(0)):
@@ -204,6 +213,7 @@ def _pool(node: Node, windows: Window, kind: str) -> Expr | None:
     window = Window(*(tuple(row[i] for i in axes) for row in rows))
     if kind == "maximum":
         return pool("max", node.expr(0), window, name)
+    # Relay has no sum pooling: it is the mean including padding, times the window's size.
     means = pool("avg", node.expr(0), window, name, count_include_pad=True)
     return op.multiply(means, const(float(math.prod(window.kernel)), node.dtype(0)))
 
@@ -212,19 +222,20 @@ _LAYOUTS = (("NHWC", (1, 2)), ("NCHW", (2, 3)))
 
 
 def _select_and_scatter(node: Node) -> Expr:
-    """(tensor, source, initial value): each element of the source is combined, by the second body,
-    with the element of the result where its window has the one that the first body selects. What
-    pads a tensor is never selected.
+    """Convert select_and_scatter (tensor, source, initial value), the gradient of pooling.
+
+    Each source element is combined, by the second body, with the result's element that the first
+    body selects in its window. Padding is never selected.
     """
     windows, chosen = _static_windows(node), node.region(0)
     zero = const(0, node.dtype(0))
     wide = dilated(node, windows, node.value(0), zero)
     shape = wide.type.shape
-    best, place = _selected(node, windows, chosen, wide, _inside(node, windows))
-    whole = _spread_back(node, windows, best, place, shape)
+    best, selected_tap = _selected(node, windows, chosen, wide, _inside(node, windows))
+    scattered = _spread_back(node, windows, best, selected_tap, shape)
     begin = list(windows.before)
     end = as_attr(tidy(as_dim(b) + d) for b, d in zip(begin, node.shape(0), strict=True))
-    return op.strided_slice(node.scope.expr(whole), begin, end)
+    return op.strided_slice(node.scope.expr(scattered), begin, end)
 
 
 def _inside(node: Node, windows: Window) -> Value | None:
@@ -238,33 +249,33 @@ def _inside(node: Node, windows: Window) -> Value | None:
 def _selected(
     node: Node, windows: Window, chosen: ir.Block, wide: Value, inside: Value | None
 ) -> tuple[Value, Value]:
-    """Return the element that is selected of each window, and its number in it, -1 for none."""
-    each = tap_values(node, windows, wide)
+    """Return the selected element of each window, and its number in the window, -1 for none."""
+    tap_iterator = tap_values(node, windows, wide)
     masks = None if inside is None else tap_values(node, windows, inside)
-    best = next(each)
+    best = next(tap_iterator)
     start = op.zeros_like(op.cast(node.scope.expr(best), "int32"))
     if masks is not None:
         start = op.subtract(op.cast(node.scope.expr(next(masks)), "int32"), const(1, "int32"))
-    place = node.given(start)
-    for number, tap in enumerate(each, 1):
+    selected_tap = node.given(start)
+    for number, tap in enumerate(tap_iterator, 1):
         (keep,) = combined_real(node, chosen, [best], [tap])
         test = node.scope.expr(keep)
         if masks is not None:
-            is_first = op.less(node.scope.expr(place), const(0, "int32"))
+            is_first = op.less(node.scope.expr(selected_tap), const(0, "int32"))
             is_pad = op.equal(node.scope.expr(next(masks)), const(0, "int8"))
             test = op.logical_or(is_pad, op.logical_and(op.logical_not(is_first), test))
             test = node.shared(test)
         best = node.given(op.where(test, node.scope.expr(best), node.scope.expr(tap)))
-        place = node.given(op.where(test, node.scope.expr(place), const(number, "int32")))
-    return best, place
+        selected_tap = node.given(
+            op.where(test, node.scope.expr(selected_tap), const(number, "int32"))
+        )
+    return best, selected_tap
 
 
 def _spread_back(
-    node: Node, windows: Window, best: Value, place: Value, shape: Sequence[Dim]
+    node: Node, windows: Window, best: Value, selected_tap: Value, shape: Sequence[Dim]
 ) -> Value:
-    """Return the initial value with the source scattered on the padded tensor, element by element
-    of a window.
-    """
+    """Scatter the source onto the padded tensor, one window element at a time."""
     block = node.region(1)
     zero, dtype = const(0, node.dtype(1)), node.dtype(1)
     is_sum = kind_of(node, block) == "add"
@@ -272,21 +283,23 @@ def _spread_back(
     inner = [s - 1 for s in windows.strides]
     total = node.given(op.full(node.expr(2), as_attr(shape), dtype=dtype))
     for number, tap in enumerate(product(*map(range, windows.kernel))):
-        mine = node.shared(op.equal(node.scope.expr(place), const(number, "int32")))
+        mine = node.shared(op.equal(node.scope.expr(selected_tap), const(number, "int32")))
         behind = as_attr(
             tidy(as_dim(n) - (as_dim(c) - 1) * s - 1 - t)
             for n, c, s, t in zip(shape, counts, windows.strides, tap, strict=True)
         )
-        part = node.given(op.where(mine, node.expr(1), zero))
-        wide = node.given(pad(node, part, zero, tap, behind, inner))
+        contribution = node.given(op.where(mine, node.expr(1), zero))
+        wide = node.given(pad(node, contribution, zero, tap, behind, inner))
         if is_sum:
             total = node.given(op.add(node.scope.expr(total), node.scope.expr(wide)))
             continue
-        here = node.given(op.cast(mine, "int8"))
-        mask = pad(node, here, const(0, "int8"), tap, behind, inner)
-        (made,) = combined_real(node, block, [total], [wide])
+        selected_mask = node.given(op.cast(mine, "int8"))
+        mask = pad(node, selected_mask, const(0, "int8"), tap, behind, inner)
+        (combined_value,) = combined_real(node, block, [total], [wide])
         chosen = op.not_equal(mask, const(0, "int8"))
-        total = node.given(op.where(chosen, node.scope.expr(made), node.scope.expr(total)))
+        total = node.given(
+            op.where(chosen, node.scope.expr(combined_value), node.scope.expr(total))
+        )
     return total
 
 

@@ -1,1 +1,1 @@
-"""How each ONNX operator becomes Relay, by family: every module has `ROWS`."""
+"""Converters of ONNX operators to Relay, by family: every module has a table `ROWS`."""

@@ -1,4 +1,4 @@
-"""Axes that come at run time, as an input of a node."""
+"""Axes that are run-time inputs of a node."""
 
 from __future__ import annotations
 
@@ -15,25 +15,36 @@ from ekiden.relay.expr import Expr, const
 
 
 def is_data(node: Node, index: int) -> bool:
-    """Whether an input is there, and its numbers come at run time."""
-    found = node.optional(index)
-    return found is not None and found.array is None
+    """Return whether an input is present and its elements are known at run time only."""
+    value = node.optional(index)
+    return value is not None and value.array is None
 
 
 def axes_by_data(node: Node, index: int) -> Expr:
-    """Axes that come at run time, from the front; one that there is not ends the run."""
-    given = op.cast(node.expr(index), "int64")
-    return op.take(const(np.arange(node.rank(0))), given, axis=0, mode="raise")
+    """Return axes that are a run-time input as non-negative int64; one out of range is a run-time
+    error.
+    """
+    axes = op.cast(node.expr(index), "int64")
+    # take with mode "raise" maps negative axes to positive ones and rejects those out of range.
+    return op.take(const(np.arange(node.rank(0))), axes, axis=0, mode="raise")
 
 
 def along_any(node: Node, index: int, count: int, along: Callable[[int], Expr]) -> Value:
-    """What `along` makes of one of the first `count` axes, whichever comes at run time as input
-    `index`. The results must have one rank, and should have one type.
+    """Return the result of `along` for the axis that input `index` holds at run time, one of the
+    first `count`.
+
+    The results for all axes must have one rank, and should have one type.
+
+    Args:
+        node: the node.
+        index: the input that holds the axis.
+        count: how many axes there are to choose from.
+        along: converts the node for a known axis.
     """
 
-    def made(axis: int) -> list[Value]:
+    def branch(axis: int) -> list[Value]:
         return [node.value_of(along(axis))]
 
-    runs = [partial(made, at) for at in range(count)]
+    runs = [partial(branch, at) for at in range(count)]
     axis = node.given(op.reshape(axes_by_data(node, index), ()))
     return choose_at(node, axis, runs, "axis")[0]

@@ -1,6 +1,6 @@
-"""Products of tensors of bytes with constant weights of bytes, in int32.
+"""Products of int8 or uint8 tensors with constant int8 or uint8 weights, in int32.
 
-Those whose inputs are dequantised just before, in floats, are the business of IntegerProducts.
+Products whose inputs are dequantised to floats just before are matched by the pass IntegerProducts.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ BYTES = ("uint8", "int8")
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """A tensor of bytes, and their zero point (0 if there is none)."""
+    """A quantised tensor (int8 or uint8) and its zero point (0 if there is none)."""
 
     value: Value
     point: Value | None
 
     @property
     def is_whole(self) -> bool:
-        """Whether the zero point is that of the whole tensor."""
+        """Return whether there is one zero point for the whole tensor (per-tensor quantisation)."""
         return self.point is None or _is_single(self.point)
 
 
@@ -39,9 +39,11 @@ def _is_single(value: Value) -> bool:
 
 
 def suits(data: Levels, weight: Levels) -> bool:
-    """Whether their product can be one of bytes, if the shapes allow it: a constant weight, data
-    with one zero point.
+    """Return whether a product can be computed on bytes, as far as it depends on the operands: a
+    constant weight, data with a per-tensor zero point.
     """
+    # The kernels pack a constant weight and correct for one zero point of the data by its column
+    # sums.
     kinds = data.value.type.dtype, weight.value.type.dtype
     return data.is_whole and weight.value.array is not None and all(k in BYTES for k in kinds)
 
@@ -53,8 +55,9 @@ def _point(node: Node, side: Levels) -> Expr:
 
 
 def single(node: Node, value: Value) -> Expr:
-    """Return a value of one element as a scalar, others as they are; a constant stays one, as a
-    zero point that is known to be 0 takes no sums."""
+    """Return a value of one element as a scalar, others unchanged. A constant stays a constant,
+    because a zero point known to be 0 needs no correction sums.
+    """
     expr = node.scope.expr(value)
     if not value.type.shape or not _is_single(value):
         return expr
@@ -64,21 +67,26 @@ def single(node: Node, value: Value) -> Expr:
 
 
 def dense(node: Node, data: Levels, weight: Levels, rows: Array) -> Expr:
-    """The int32 product of data with the transpose of rows [n, k], which are the weight's."""
+    """Return the int32 product of data with the transpose of `rows` [n, k], the weight's
+    elements.
+    """
     points = _point(node, data), _point(node, weight)
     return qnn.dense(node.scope.expr(data.value), const(rows), *points, data.value.type.dtype)
 
 
 def is_convolution(node: Node, data: Levels, weight: Levels) -> bool:
-    """Whether a convolution can be one of bytes: over one or two axes, with a known border."""
+    """Return whether a convolution can be computed on bytes: over one or two axes, with padding
+    known at import.
+    """
     shape = data.value.type.shape
     same = auto_pad(node) in ("SAME_UPPER", "SAME_LOWER")
+    # SAME padding of symbolic extents is itself symbolic, which qnn.conv2d does not take.
     is_known = not same or all(known(d) is not None for d in shape[2:])
     return suits(data, weight) and len(shape) in (3, 4) and is_known
 
 
 class Convolution:
-    """What takes the place of nn.conv2d for bytes: int32 sums."""
+    """A replacement of nn.conv2d for quantised operands, with int32 sums."""
 
     def __init__(self, node: Node, data: Levels, weight: Levels) -> None:
         self.node, self.data, self.weight = node, data, weight
@@ -94,7 +102,9 @@ class Convolution:
         channels: int | None,
         kernel_size: tuple[int, ...] | None,
     ) -> Expr:
-        """Data [n, c, h, w] of bytes, a constant weight [o, c / groups, kh, kw]."""
+        """Return the int32 convolution of data [n, c, h, w] (int8 or uint8) with a constant weight
+        [o, c / groups, kh, kw].
+        """
         assert isinstance(weight, Constant)
         points = _point(self.node, self.data), _point(self.node, self.weight)
         kind = self.data.value.type.dtype

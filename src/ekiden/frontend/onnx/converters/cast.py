@@ -1,4 +1,4 @@
-"""Conversions between element types, small ones included."""
+"""Casts between element types, including the small floats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ else:
 
 
 def saturated(node: Node, data: Expr, dtype: str) -> Expr:
-    """`data` as a small float; what is too large becomes the largest number."""
+    """Cast `data` to a small float with saturation: values beyond the range become the largest
+    finite number.
+    """
     if dtype == SCALE_DTYPE:
         return _as_scale(node, data)
     if dtype == "float4_e2m1fn":  # has neither infinities nor others
@@ -34,29 +36,31 @@ def saturated(node: Node, data: Expr, dtype: str) -> Expr:
 
 
 def ml_max(dtype: str) -> np.float32:
-    """The largest finite number of a small float."""
+    """Return the largest finite number of a small float dtype."""
     codes = np.arange(256, dtype=np.uint8).view(to_numpy(dtype)).astype(np.float32)
     return np.float32(codes[np.isfinite(codes)].max())
 
 
 def _as_scale(node: Node, data: Expr) -> Expr:
-    """A power of two: the exponent, rounded as `round_mode` says; 0 and what is below the range
-    becomes the smallest, what is not a number stays so.
+    """Cast to float8_e8m0fnu, a power of two: the exponent, rounded as `round_mode` declares. 0 and
+    values below the range become the smallest number; NaN is preserved.
     """
+    # float32 layout: 8 exponent bits above 23 mantissa bits; e8m0 stores the biased exponent alone,
+    # 255 is NaN.
     bits = op.reinterpret(op.cast(data, "float32"), "uint32")
     exponent = op.bitwise_and(op.right_shift(bits, _word(23)), _word(0xFF))
-    rest = op.bitwise_and(bits, _word(0x7FFFFF))
+    mantissa = op.bitwise_and(bits, _word(0x7FFFFF))
     mode = node.get_string("round_mode", "up")
     if mode == "up":
-        more = op.greater(rest, _word(0))
+        more = op.greater(mantissa, _word(0))
     elif mode == "nearest":
-        more = op.greater_equal(rest, _word(0x400000))
+        more = op.greater_equal(mantissa, _word(0x400000))
     else:
-        more = op.greater(rest, _word(0x7FFFFF))
+        more = op.greater(mantissa, _word(0x7FFFFF))
     rounded = op.minimum(op.add(exponent, op.cast(more, "uint32")), _word(254))
-    special = op.where(op.greater(rest, _word(0)), _word(255), _word(254))
-    found = op.where(op.equal(exponent, _word(255)), special, rounded)
-    return op.reinterpret(op.cast(found, "uint8"), SCALE_DTYPE)
+    special = op.where(op.greater(mantissa, _word(0)), _word(255), _word(254))
+    code = op.where(op.equal(exponent, _word(255)), special, rounded)
+    return op.reinterpret(op.cast(code, "uint8"), SCALE_DTYPE)
 
 
 def _word(value: int) -> Expr:
@@ -82,12 +86,12 @@ def _cast_like(node: Node) -> Expr | Value:
 
 
 def _bit_cast(node: Node) -> Expr | Value:
-    wanted = from_onnx_dtype(node.get_int("to"))
-    if wanted == node.dtype(0):
+    dtype = from_onnx_dtype(node.get_int("to"))
+    if dtype == node.dtype(0):
         return node.value(0)
-    if "bool" in (wanted, node.dtype(0)):  # a byte, 0 or 1
-        return op.cast(node.expr(0), wanted)
-    return op.reinterpret(node.expr(0), wanted)
+    if "bool" in (dtype, node.dtype(0)):  # a byte, 0 or 1
+        return op.cast(node.expr(0), dtype)
+    return op.reinterpret(node.expr(0), dtype)
 
 
 _ROUNDING = {"round_mode": ("up", "down", "nearest")}

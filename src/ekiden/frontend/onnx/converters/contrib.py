@@ -1,6 +1,6 @@
-"""Operators of com.microsoft that ONNX Runtime's optimiser and exporters of transformers leave in
-models: fused activations, normalisations, products and convolutions. As ONNX Runtime 1.31 documents
-them (docs/ContribOperators.md).
+"""Operators of com.microsoft that ONNX Runtime's optimiser and transformer exporters leave in
+models: fused activations, normalisations, products and convolutions. As ONNX Runtime 1.31
+documents them (docs/ContribOperators.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _fast_gelu(node: Node) -> Expr:
 
 
 def _biased(node: Node) -> Expr:
-    """Input 0, with input 1 added if it is there."""
+    """Return input 0, with input 1 added if present."""
     if node.optional(1) is None:
         return node.expr(0)
     note_broadcast(node)
@@ -46,11 +46,11 @@ def _quick_gelu(node: Node) -> Expr:
 
 
 def _bias_split_gelu(node: Node) -> Expr:
-    left, right = (
+    linear, gate = (
         op.strided_slice(_biased(node), begin=[b], end=[e], axes=[node.rank(0) - 1])
         for b, e in _halves(node)
     )
-    return op.multiply(left, gelu(right, node.dtype(0)))
+    return op.multiply(linear, gelu(gate, node.dtype(0)))
 
 
 def _halves(node: Node) -> list[tuple[int, int]]:
@@ -61,8 +61,8 @@ def _halves(node: Node) -> list[tuple[int, int]]:
 
 
 def _bias_softmax(node: Node) -> Expr:
-    """softmax(data + bias) over the axes from `axis` on; outer broadcast repeats the bias before
-    them, inner broadcast inside.
+    """Return softmax(data + bias) over the axes from `axis` on; outer broadcast repeats the bias
+    before them, inner broadcast inside.
     """
     axis = node.axis(node.get_int("axis", 1), node.rank(0))
     if axis != node.rank(0) - 1:
@@ -91,7 +91,9 @@ _ACTIVATION = {"activation": tuple(_ACTIVATIONS)}
 
 
 def _activated(node: Node, x: Expr) -> Expr:
-    """With the activation that the node has fused; its numbers in one attribute or in several."""
+    """Apply the activation that is fused into the node; its parameters are in `activation_params`
+    or in one attribute each.
+    """
     params: tuple[float, ...] = ()
     if node.has("activation_params"):
         params = node.get_floats("activation_params")
@@ -106,7 +108,9 @@ _EPSILON = np.float32(1e-12)
 
 
 def _skipped(node: Node, bias: int) -> Expr:
-    """Input 0 plus input 1, which may lack leading axes, plus the bias."""
+    """Return input 0 plus input 1 (the skip connection, which may lack leading axes) plus
+    the bias.
+    """
     node.scope.broadcasts(node.shape(0), node.shape(1))
     total: Expr = op.add(node.expr(0), node.expr(1))
     return total if node.optional(bias) is None else op.add(total, node.expr(bias))
@@ -114,15 +118,15 @@ def _skipped(node: Node, bias: int) -> Expr:
 
 def _skip_layer_norm(node: Node) -> Result:
     total = _skipped(node, 4)
-    found = _layer_norm(node, total, 2, 3)
+    normalized = _layer_norm(node, total, 2, 3)
     if not node.wants(1) and not node.wants(2):
-        return [found, None, None, total]
+        return [normalized, None, None, total]
     epsilon = node.get_float("epsilon", _EPSILON)
-    return [found, *statistics(total, node.typed(total).dtype, [-1], epsilon), total]
+    return [normalized, *statistics(total, node.typed(total).dtype, [-1], epsilon), total]
 
 
 def _layer_norm(node: Node, data: Expr, scale: int, bias: int) -> Expr:
-    """Over the last axis; a bias that is absent is 0."""
+    """Return layer normalisation over the last axis; a bias that is absent is 0."""
     gamma = node.value(scale)
     beta: Expr = op.zeros_like(node.expr(scale))
     beta = beta if node.optional(bias) is None else node.expr(bias)
@@ -134,9 +138,10 @@ def _layer_norm(node: Node, data: Expr, scale: int, bias: int) -> Expr:
 def _rms_norm(
     node: Node, data: Expr, scale: Expr, epsilon: float, axes: Sequence[int] = (-1,)
 ) -> tuple[Expr, Expr]:
-    """data / sqrt(mean(data²) + epsilon) * scale over the last axis, or others, and that factor;
-    the mean in float32.
+    """Return data / sqrt(mean(data²) + epsilon) * scale over the last axis, or others, and the
+    factor 1 / sqrt(...); the mean in float32.
     """
+    # The square of a float16 overflows above 255, so the mean is computed in float32.
     wide = op.cast(data, "float32")
     mean = op.mean(op.multiply(wide, wide), axis=list(axes), keepdims=True)
     factor = op.rsqrt(op.add(mean, const(epsilon, "float32")))
@@ -145,30 +150,32 @@ def _rms_norm(
 
 
 def rms_normalized(node: Node, data: Expr, scale: Expr, epsilon: float) -> Expr:
-    """RMS normalisation over the last axis."""
+    """Return the RMS normalisation over the last axis (Zhang and Sennrich 2019)."""
     return _rms_norm(node, data, scale, epsilon)[0]
 
 
 def _skip_rms_norm(node: Node) -> Result:
     total = _skipped(node, 3)
     epsilon = node.get_float("epsilon", _EPSILON)
-    found, factor = _rms_norm(node, total, node.expr(2), epsilon)
-    return [found, None, factor, total]
+    normalized, factor = _rms_norm(node, total, node.expr(2), epsilon)
+    return [normalized, None, factor, total]
 
 
 def _simplified_layer_norm(node: Node) -> Result:
     epsilon = node.get_float("epsilon", np.float32(1e-5))
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
     scale = spread(node, 1, node.shape(0))
-    found, factor = _rms_norm(node, node.expr(0), scale, epsilon, range(axis, node.rank(0)))
+    normalized, factor = _rms_norm(node, node.expr(0), scale, epsilon, range(axis, node.rank(0)))
     if node.optional(2) is not None:
-        found = op.add(found, op.cast(spread(node, 2, node.shape(0)), node.typed(found).dtype))
-    return [found, None, factor]
+        normalized = op.add(
+            normalized, op.cast(spread(node, 2, node.shape(0)), node.typed(normalized).dtype)
+        )
+    return [normalized, None, factor]
 
 
 def _embed_layer_norm(node: Node) -> Result:
-    """Words, positions and segments looked up, added and normalised; and how many words the mask
-    leaves in each row.
+    """Look up word, position and segment embeddings, add and normalise them; return also how many
+    words the mask keeps in each row, and the sum.
     """
     ids, length = node.expr(0), node.shape(0)[1]
     total: Expr = op.take(node.expr(2), ids, axis=0, mode="raise")
@@ -188,7 +195,7 @@ def _embed_layer_norm(node: Node) -> Result:
 
 
 def _group_norm(node: Node) -> Result:
-    """GroupNorm and, with a skip and a bias that are added before, SkipGroupNorm."""
+    """Convert GroupNorm, and SkipGroupNorm with its skip and bias added first."""
     data = node.expr(0)
     if node.optional(3) is not None:
         skip = node.expr(3)
@@ -200,20 +207,22 @@ def _group_norm(node: Node) -> Result:
     last = bool(node.get_int("channels_last", 1))
     moved = op.transpose(data, axes=[0, 3, 1, 2]) if last else data
     scale, bias = (op.cast(node.expr(i), node.dtype(0)) for i in (1, 2))
-    found: Expr = op.nn.group_norm(
+    normalized: Expr = op.nn.group_norm(
         moved, scale, bias, num_groups=node.get_int("groups"), axis=1,
         epsilon=node.get_float("epsilon", np.float32(1e-5)),
     )  # fmt: skip
     if node.get_int("activation"):
-        found = op.multiply(found, op.sigmoid(found))
-    return [op.transpose(found, axes=[0, 2, 3, 1]) if last else found, data]
+        normalized = op.multiply(normalized, op.sigmoid(normalized))
+    return [op.transpose(normalized, axes=[0, 2, 3, 1]) if last else normalized, data]
 
 
 # Products and convolutions.
 
 
 def _arranged(node: Node, index: int, swap: bool, batch: bool) -> Value:
-    """A matrix with its last two axes exchanged, or its first axis moved before the last one."""
+    """Return a matrix with its last two axes swapped (`swap`), or its first axis moved before the
+    last one (`batch`).
+    """
     value, rank = node.value(index), node.rank(index)
     axes = list(range(rank))
     if batch:
@@ -222,6 +231,7 @@ def _arranged(node: Node, index: int, swap: bool, batch: bool) -> Value:
         axes[-2:] = reversed(axes[-2:])
     if axes == list(range(rank)):
         return value
+    # A constant is transposed at import, so that it can still become a packed weight.
     if value.array is not None:
         return constant(np.ascontiguousarray(value.array.transpose(axes)))
     return node.value_of(op.transpose(node.expr(index), axes=axes))
@@ -232,46 +242,48 @@ def _fused_mat_mul(node: Node) -> Expr:
         _arranged(node, i, bool(node.get_int(f"trans{n}")), bool(node.get_int(f"transBatch{n}")))
         for i, n in enumerate("AB")
     ]
-    found = multiply_matrices(node.with_inputs(sides))
+    product = multiply_matrices(node.with_inputs(sides))
     alpha = node.get_float("alpha", 1.0)
-    return _activated(node, found if alpha == 1 else op.multiply(found, number(node, alpha)))
+    return _activated(node, product if alpha == 1 else op.multiply(product, number(node, alpha)))
 
 
 def _fused_gemm(node: Node) -> Expr:
     sides = [_arranged(node, i, bool(node.get_int(f"trans{n}")), False) for i, n in enumerate("AB")]
-    found = multiply_matrices(node.with_inputs(sides))
+    product = multiply_matrices(node.with_inputs(sides))
     alpha, beta = node.get_float("alpha", 1.0), node.get_float("beta", 1.0)
-    found = found if alpha == 1 else op.multiply(found, number(node, alpha))
+    product = product if alpha == 1 else op.multiply(product, number(node, alpha))
     if node.optional(2) is not None and beta:
         bias = node.expr(2)
-        found = op.add(found, bias if beta == 1 else op.multiply(bias, number(node, beta)))
-    return _activated(node, found)
+        product = op.add(product, bias if beta == 1 else op.multiply(bias, number(node, beta)))
+    return _activated(node, product)
 
 
 def _fused_conv(node: Node) -> Expr:
-    """Conv, then input 3 added, then the activation."""
-    found = convolve(node.with_inputs([node.optional(i) for i in range(3)]))
+    """Convert FusedConv: Conv, then input 3 added, then the activation."""
+    convolved = convolve(node.with_inputs([node.optional(i) for i in range(3)]))
     if node.optional(3) is not None:
-        node.scope.same(node.typed(found).shape, node.shape(3))
-        found = op.add(found, node.expr(3))
-    return _activated(node, found)
+        node.scope.same(node.typed(convolved).shape, node.shape(3))
+        convolved = op.add(convolved, node.expr(3))
+    return _activated(node, convolved)
 
 
 def channels_first(convert: Converter, *images: int) -> Converter:
-    """An operator on images whose channels are the last axis, by the one on channels first."""
+    """Return a converter for channels-last (NHWC) images made of the one for channels first;
+    `images` are the inputs that are transposed.
+    """
 
     def turned(node: Node) -> Result:
-        """The operator between two transposes."""
+        """Convert the node between two transposes."""
         inputs = list(node.inputs)
         for at in images:
             if node.optional(at) is not None:
                 rank = node.rank(at)
                 moved = op.transpose(node.expr(at), axes=[0, rank - 1, *range(1, rank - 1)])
                 inputs[at] = node.value_of(moved)
-        found = convert(node.with_inputs(inputs))
-        assert isinstance(found, Expr)
-        rank = len(node.typed(found).shape)
-        return op.transpose(found, axes=[0, *range(2, rank), 1])
+        result = convert(node.with_inputs(inputs))
+        assert isinstance(result, Expr)
+        rank = len(node.typed(result).shape)
+        return op.transpose(result, axes=[0, *range(2, rank), 1])
 
     return turned
 
@@ -285,37 +297,47 @@ def _expand_dims(node: Node) -> Expr:
 
 
 def _distances(node: Node) -> Expr:
-    """Distances of the rows of two matrices: |a|² + |b|² - 2ab, as a sum of squares."""
+    """Return the distances of the rows of two matrices, as sums of squared differences."""
     a, b = op.expand_dims(node.expr(0), axis=1), op.expand_dims(node.expr(1), axis=0)
     node.scope.same(node.shape(0)[1:], node.shape(1)[1:])
-    apart = op.subtract(a, b)
-    found = op.sum(op.multiply(apart, apart), axis=[2])
-    return op.sqrt(found) if node.get_string("metric", "sqeuclidean") == "euclidean" else found
+    # The expansion |a|^2 + |b|^2 - 2ab would cancel for close rows; differences stay accurate.
+    difference = op.subtract(a, b)
+    squared = op.sum(op.multiply(difference, difference), axis=[2])
+    return op.sqrt(squared) if node.get_string("metric", "sqeuclidean") == "euclidean" else squared
 
 
 def _relative_position_bias(node: Node) -> Expr:
-    """T5's bias: [1, heads, queries, keys] of a table [buckets, heads]."""
+    """Return T5's relative position bias [1, heads, queries, keys] from a table [buckets,
+    heads].
+    """
     buckets, _ = as_ints(node.shape(0))
     queries, keys = (node.dims(i, "a length")[0] for i in (1, 2))
     limit, both = node.get_int("max_distance"), bool(node.get_int("is_bidirectional"))
     column = op.expand_dims(op.arange(0, keys, 1, dtype="int32"), axis=0)
     row = op.expand_dims(op.arange(0, queries, 1, dtype="int32"), axis=1)
-    ahead: Expr = op.subtract(column, row)
-    found: Expr = const(0, "int32")
+    distance: Expr = op.subtract(column, row)
+    bucket_offset: Expr = const(0, "int32")
     if both:
         buckets //= 2
-        above = op.greater(ahead, const(0, "int32"))
-        found, ahead = op.multiply(op.cast(above, "int32"), const(buckets, "int32")), op.abs(ahead)
+        above = op.greater(distance, const(0, "int32"))
+        bucket_offset, distance = (
+            op.multiply(op.cast(above, "int32"), const(buckets, "int32")),
+            op.abs(distance),
+        )
     else:
-        ahead = op.maximum(op.negative(ahead), const(0, "int32"))
+        distance = op.maximum(op.negative(distance), const(0, "int32"))
+    # T5 (Raffel et al. 2020): half of the buckets hold one distance each, the rest grow
+    # logarithmically.
     exact = buckets // 2
-    ratio = op.divide(op.cast(ahead, "float32"), const(float(exact), "float32"))
+    ratio = op.divide(op.cast(distance, "float32"), const(float(exact), "float32"))
     steps = op.multiply(op.log(ratio), const((buckets - exact) / np.log(limit / exact), "float32"))
-    far = op.add(op.cast(op.maximum(steps, const(0.0, "float32")), "int32"), const(exact, "int32"))
-    far = op.minimum(far, const(buckets - 1, "int32"))
-    near = op.less(ahead, const(exact, "int32"))
-    places = op.add(found, op.where(near, ahead, far))
-    looked_up = op.take(node.expr(0), places, axis=0)
+    log_bucket = op.add(
+        op.cast(op.maximum(steps, const(0.0, "float32")), "int32"), const(exact, "int32")
+    )
+    log_bucket = op.minimum(log_bucket, const(buckets - 1, "int32"))
+    is_exact = op.less(distance, const(exact, "int32"))
+    bucket_ids = op.add(bucket_offset, op.where(is_exact, distance, log_bucket))
+    looked_up = op.take(node.expr(0), bucket_ids, axis=0)
     return op.expand_dims(op.transpose(looked_up, axes=[2, 0, 1]), axis=0)
 
 
@@ -330,7 +352,14 @@ def contrib_row(
     attributes: str = "",
     values: Mapping[str, tuple[Attribute, ...]] | None = None,
 ) -> Row:
-    """A row of the domain com.microsoft."""
+    """Return a converter row of the domain com.microsoft.
+
+    Args:
+        name: the operator.
+        convert: its converter.
+        attributes: the supported names, separated by blanks.
+        values: attribute -> its supported values, where not all are.
+    """
     return Row(name, convert, attributes=attributes, values=values or {}, domain=DOMAIN)
 
 

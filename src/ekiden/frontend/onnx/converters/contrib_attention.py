@@ -1,7 +1,8 @@
-"""Attention of com.microsoft: Attention, QAttention, MultiHeadAttention, GroupQueryAttention and
-RotaryEmbedding, as ONNX Runtime 1.31 documents them (docs/ContribOperators.md).
+"""Attention operators of com.microsoft: Attention, QAttention, MultiHeadAttention,
+GroupQueryAttention and RotaryEmbedding, as ONNX Runtime 1.31 documents them
+(docs/ContribOperators.md).
 
-All become nn.attention; masks become a bias that is added to the scores.
+All become nn.attention; masks become an additive bias of the scores.
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What is added to the scores before the softmax, and which keys a query sees."""
+    """Modifiers of the attention scores before the softmax: an additive bias, a causal mask and a
+    soft cap.
+    """
 
     bias: Expr | None = None
     causal: str = ""
     softcap: float = 0.0
 
     def with_bias(self, bias: Expr | None) -> Scores:
-        """With a bias added to the one there is."""
+        """Return the same modifiers with a bias added."""
         if self.bias is None or bias is None:
             return Scores(bias if self.bias is None else self.bias, self.causal, self.softcap)
         return Scores(op.add(self.bias, bias), self.causal, self.softcap)
 
 
 def _heads(node: Node, data: Expr, heads: int) -> Expr:
-    """[batch, length, heads * depth] as [batch, length, heads, depth]."""
+    """Split [batch, length, heads * depth] into [batch, length, heads, depth]."""
     batch, length, width = node.typed(data).shape
     extent = known(width)
     if extent is None or extent % heads:
@@ -53,25 +56,26 @@ def _heads(node: Node, data: Expr, heads: int) -> Expr:
 
 
 def _attend(node: Node, q: Expr, k: Expr, v: Expr, layouts: Sequence[str], scores: Scores) -> Expr:
-    """[batch, length, heads * depth] of query, key and value in their layouts. Computed in float32,
-    and given in the query's dtype.
+    """Return the attention [batch, length, heads * depth] of query, key and value in their layouts.
+    Computed in float32 and cast to the query's dtype.
     """
     dtype = node.typed(q).dtype
     q, k, v = (op.cast(t, "float32") if dtype != "float32" else t for t in (q, k, v))
     bias = scores.bias
     bias = op.cast(bias, "float32") if bias is not None and dtype != "float32" else bias
+    # A scale of 0 means the default, 1 / sqrt(depth).
     scale = node.get_float("scale", 0.0) or None
-    found: Expr = op.nn.attention(
+    attended: Expr = op.nn.attention(
         q, k, v, bias, scale=scale, causal=scores.causal, softcap=scores.softcap,
         layouts=(layouts[0], layouts[1], layouts[2], HEADS_LAST),
     )  # fmt: skip
-    batch, length, heads, depth = node.typed(found).shape
-    joined = op.reshape(found, (batch, length, heads * depth), allowzero=True)
+    batch, length, heads, depth = node.typed(attended).shape
+    joined = op.reshape(attended, (batch, length, heads * depth), allowzero=True)
     return joined if dtype == "float32" else op.cast(joined, dtype)
 
 
 def _moved(t: Expr) -> Expr:
-    """Heads first from heads last, or the other way round."""
+    """Transpose between heads last (bshd) and heads first (bhsd)."""
     return op.transpose(t, axes=[0, 2, 1, 3])
 
 
@@ -79,36 +83,45 @@ def _moved(t: Expr) -> Expr:
 
 
 def _forbidden(node: Node, allowed: Expr, axes: int) -> Expr:
-    """0 where a key may be seen, the filter value elsewhere; `axes` of extent 1 after the batch."""
+    """Return the additive mask: 0 where a key is visible, `mask_filter_value` elsewhere, with
+    `axes` axes of extent 1 after the batch.
+    """
     value = node.get_float("mask_filter_value", -10000.0)
     bias = op.where(allowed, const(0.0, "float32"), const(value, "float32"))
     return op.expand_dims(bias, axis=1, num_newaxis=axes) if axes else bias
 
 
 def _lengths_mask(node: Node, index: int, batch: PrimExpr, total: PrimExpr) -> Expr:
-    """Of [batch] ends of keys, or of [2 * batch] ends and then begins."""
+    """Return the visibility [batch, total] of keys from a vector of [batch] ends, or of [2 * batch]
+    ends followed by starts.
+    """
     count = node.shape(index)[0]
-    places = op.expand_dims(op.arange(0, total, 1, dtype="int32"), axis=0)
+    key_positions = op.expand_dims(op.arange(0, total, 1, dtype="int32"), axis=0)
     vector = node.expr(index)
     if equal(count, batch):
-        return op.less(places, op.expand_dims(vector, axis=1))
+        return op.less(key_positions, op.expand_dims(vector, axis=1))
     if not equal(count, batch * 2):
         node.unsupported(f"a mask of shape ({count!r},) needs {batch!r} or twice as many elements")
     ends, begins = (
         op.expand_dims(op.strided_slice(vector, begin=[b], end=[e], axes=[0]), axis=1)
         for b, e in ((0, batch), (batch, batch * 2))
     )
-    return op.logical_and(op.less(places, ends), op.greater_equal(places, begins))
+    return op.logical_and(op.less(key_positions, ends), op.greater_equal(key_positions, begins))
 
 
 def _mask(node: Node, index: int, batch: PrimExpr, rows: PrimExpr, total: PrimExpr) -> Expr | None:
-    """The bias [batch, 1, 1 or rows, total] of a mask input in any of its forms; None without."""
+    """Return the additive bias [batch, 1, 1 or rows, total] of a mask input in any of its forms;
+    None if it is absent.
+    """
     if node.optional(index) is None:
         return None
     rank, one = node.rank(index), const(0, node.dtype(index))
+    # Rank 1 holds key lengths ("mask_index"), higher ranks hold a flag for each key.
     if rank == 1:
         return _forbidden(node, _lengths_mask(node, index, batch, total), 2)
     mask = node.expr(index)
+    # A mask of rank 4 covers the longest sequence: the rows and columns of this call are sliced
+    # out.
     if rank == 4:
         past = total - rows
         mask = op.strided_slice(mask, begin=[past, 0], end=[total, total], axes=[2, 3])
@@ -118,7 +131,8 @@ def _mask(node: Node, index: int, batch: PrimExpr, rows: PrimExpr, total: PrimEx
 
 
 def _later_hidden(rows: PrimExpr, new: PrimExpr, total: PrimExpr) -> Scores:
-    """Keys after a query hidden from it, of which `new` come after those of the past.
+    """Return the causal mask: keys after a query are hidden from it, the last `new` of the `total`
+    keys being those of this call.
 
     With as many new keys as queries, that is the triangle at the end. Otherwise ONNX Runtime lets a
     query see the keys up to its own place among the new ones, and the last query all of them.
@@ -127,44 +141,48 @@ def _later_hidden(rows: PrimExpr, new: PrimExpr, total: PrimExpr) -> Scores:
         return Scores(causal="end")
     past = total - new
     spans = (past, past + rows - 1), (total - 1, total)
-    parts = [op.arange(begin, end, 1, dtype="int64") for begin, end in spans]
-    last_seen = op.expand_dims(op.concatenate(parts, axis=0), axis=1)
-    seen = op.less_equal(op.arange(0, total, 1, dtype="int64"), last_seen)
-    bias = op.where(seen, const(0.0, "float32"), const(_LOWEST, "float32"))
+    ranges = [op.arange(begin, end, 1, dtype="int64") for begin, end in spans]
+    last_seen = op.expand_dims(op.concatenate(ranges, axis=0), axis=1)
+    is_visible = op.less_equal(op.arange(0, total, 1, dtype="int64"), last_seen)
+    bias = op.where(is_visible, const(0.0, "float32"), const(_LOWEST, "float32"))
     return Scores(op.expand_dims(bias, axis=0, num_newaxis=2))
 
 
 def _scores(
     node: Node, mask: int, bias: int, dims: tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]
 ) -> Scores:
-    """dims: batch, queries, keys that are not of the past, all keys."""
+    """Return the score modifiers of a node; dims: batch, queries, keys that are not of the past,
+    all keys.
+    """
     batch, rows, new, total = dims
-    found = _later_hidden(rows, new, total) if node.get_int("unidirectional", 0) else Scores()
-    found = found.with_bias(_mask(node, mask, batch, rows, total))
+    scores = _later_hidden(rows, new, total) if node.get_int("unidirectional", 0) else Scores()
+    scores = scores.with_bias(_mask(node, mask, batch, rows, total))
     if node.optional(bias) is None:
-        return found
+        return scores
     added = node.expr(bias)
-    return found.with_bias(op.cast(added, "float32") if node.dtype(bias) != "float32" else added)
+    return scores.with_bias(op.cast(added, "float32") if node.dtype(bias) != "float32" else added)
 
 
 # Attention with its projection.
 
 
 def _widths(node: Node, total: PrimExpr) -> tuple[int, int]:
-    """The widths of query (and key), and of value."""
+    """Return the width of query and key, and that of value."""
     if node.has("qkv_hidden_sizes"):
         q, k, v = node.get_ints("qkv_hidden_sizes")
         if q != k:
             node.unsupported(f"query and key must have one width, got {q} and {k}")
         return q, v
-    whole = known(total)
-    if whole is None or whole % 3:
+    columns = known(total)
+    if columns is None or columns % 3:
         node.unsupported(f"expected weights for query, key and value, got {total!r} columns")
-    return whole // 3, whole // 3
+    return columns // 3, columns // 3
 
 
 def _self_attention(node: Node, projected: Expr, mask: int, past: int, bias: int) -> Result:
-    """Of the projections [batch, length, query + key + value], with an output for the past."""
+    """Convert self-attention of the projections [batch, length, query + key + value], with the
+    present keys and values as the second output.
+    """
     heads = node.get_int("num_heads")
     batch, length, total = node.typed(projected).shape
     width, depth = _widths(node, total)
@@ -187,12 +205,14 @@ def _self_attention(node: Node, projected: Expr, mask: int, past: int, bias: int
         k, v = (op.concatenate([_begin(b, room), t], axis=2) for b, t in pairs)
     keys = node.typed(k).shape[2]
     scores = _scores(node, mask, bias, (batch, length, length, keys))
-    found = _attend(node, q, k, v, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
-    return [found, op.stack(present or [k, v], axis=0) if node.wants(1) else None]
+    attended = _attend(node, q, k, v, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
+    return [attended, op.stack(present or [k, v], axis=0) if node.wants(1) else None]
 
 
 def _attention(node: Node) -> Result:
-    """Where past and present share a buffer, the past has room behind `past_sequence_length`."""
+    """Convert com.microsoft.Attention. Where past and present share a buffer, the buffer has room
+    behind `past_sequence_length`.
+    """
     if node.get_int("past_present_share_buffer", 0) and None in (node.peek(4), node.peek(6)):
         node.unsupported("'past_present_share_buffer' needs 'past' and 'past_sequence_length'")
     projected = multiply_matrices(node.with_inputs(node.inputs[:2]))
@@ -202,7 +222,7 @@ def _attention(node: Node) -> Result:
 
 
 def _q_attention(node: Node) -> Result:
-    """Attention whose input and weights are bytes."""
+    """Convert QAttention, whose input and weights are int8 or uint8."""
     sides = [node.value(0), node.value(1), node.optional(6), node.optional(7)]
     total = integer_product(node.with_inputs(sides))
     scale = op.multiply(*(_flat_scale(node, i) for i in (3, 4)))
@@ -219,7 +239,7 @@ def _flat_scale(node: Node, index: int) -> Expr:
 
 
 def _split_packed(node: Node, heads: int) -> list[tuple[Expr, str]]:
-    """Query, key and value of inputs that hold several of them."""
+    """Return query, key and value with their layouts, from inputs that may be packed."""
     if node.rank(0) == 3 and node.optional(1) is None:
         width = known(node.shape(0)[2])
         if width is None or width % 3:
@@ -228,24 +248,26 @@ def _split_packed(node: Node, heads: int) -> list[tuple[Expr, str]]:
         slices = [op.strided_slice(node.expr(0), [b], [e], axes=[2]) for b, e in cuts]
         return [(_with_bias(node, t, i), HEADS_LAST) for i, t in enumerate(slices)]
     if node.rank(0) == 5:
-        parts = (op.take(node.expr(0), const(i, "int64"), axis=3) for i in range(3))
-        return [(p, HEADS_LAST) for p in parts]
+        unpacked = (op.take(node.expr(0), const(i, "int64"), axis=3) for i in range(3))
+        return [(p, HEADS_LAST) for p in unpacked]
     query = (_with_bias(node, node.expr(0), 0), HEADS_LAST)
     if node.rank(1) == 5:
-        parts = (op.take(node.expr(1), const(i, "int64"), axis=3) for i in range(2))
-        return [query, *((p, HEADS_LAST) for p in parts)]
+        unpacked = (op.take(node.expr(1), const(i, "int64"), axis=3) for i in range(2))
+        return [query, *((p, HEADS_LAST) for p in unpacked)]
     return [query, *(_given(node, i) for i in (1, 2))]
 
 
 def _given(node: Node, index: int) -> tuple[Expr, str]:
-    """A key or value [batch, length, width], or [batch, heads, length, depth] as it is cached."""
+    """Return a key or value input with its layout: [batch, length, width], or [batch, heads,
+    length, depth] as in a cache.
+    """
     if node.rank(index) == 4:
         return node.expr(index), HEADS_FIRST
     return _with_bias(node, node.expr(index), index), HEADS_LAST
 
 
 def _with_bias(node: Node, data: Expr, index: int) -> Expr:
-    """Split into heads, after its part of the bias of all three (input 3) is added."""
+    """Add the query's, key's or value's part of the bias (input 3), and split into heads."""
     heads = node.get_int("num_heads")
     if node.optional(3) is not None:
         width = known(node.shape(0)[2])
@@ -259,14 +281,15 @@ def _with_bias(node: Node, data: Expr, index: int) -> Expr:
 
 
 def _multi_head_attention(node: Node) -> Result:
-    """Query, key and value, with keys and values of the past before the new ones. Where
-    `past_sequence_length` is there, `past_key` has room behind so many, which the new ones take.
+    """Convert MultiHeadAttention, with past keys and values before the new ones. With
+    `past_sequence_length`, `past_key` is a buffer with room behind that many keys, which the new
+    ones fill.
     """
     heads = node.get_int("num_heads")
     if heads < 1:
         node.unsupported(f"attribute 'num_heads' must be at least 1, got {heads}")
-    parts = _split_packed(node, heads)
-    (q, _), (k, k_layout), (v, v_layout) = parts
+    qkv = _split_packed(node, heads)
+    (q, _), (k, k_layout), (v, v_layout) = qkv
     new = node.typed(k).shape[k_layout.index("s")]
     if (node.optional(6) is None) != (node.optional(7) is None):
         node.unsupported("'past_key' and 'past_value' must come together")
@@ -287,22 +310,23 @@ def _multi_head_attention(node: Node) -> Result:
     keys = node.typed(k).shape[k_layout.index("s")]
     scores = _scores(node, 4, 5, (batch, rows, new, keys))
     layouts = (HEADS_LAST, k_layout, v_layout)
-    found = _attend(node, q, k, v, layouts, scores)
+    attended = _attend(node, q, k, v, layouts, scores)
     qk = _scaled_products(node, q, k, layouts, scores) if node.wants(3) else None
-    return [found, *(present or (k, v)), qk]
+    return [attended, *(present or (k, v)), qk]
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Of a buffer of keys: how many are there, and how many there will be."""
+    """A range of a key buffer: the number of keys before and after the new ones are added."""
 
     begin: PrimExpr
     end: PrimExpr
 
 
 def _room(node: Node, index: int, length: PrimExpr, new: PrimExpr) -> _Room:
-    """Return the room of so many new keys in a buffer of this length; the input `index` says how
-    many are there."""
+    """Return the range that new keys take in a buffer of this length; input `index` holds the
+    number of keys in it. Raises at run time where the buffer is too short.
+    """
     begin = as_dim(node.dims(index, "past_sequence_length", 1)[0])
     end = tidy(begin + new)
     node.scope.require(binary(LE, end, length), " (the past has no room for the new keys)")
@@ -310,23 +334,25 @@ def _room(node: Node, index: int, length: PrimExpr, new: PrimExpr) -> _Room:
 
 
 def _begin(buffer: Expr, room: _Room | None) -> Expr:
-    """Return the keys or values that are in a buffer; all of them where it has no room."""
+    """Return the keys or values that a buffer holds; all of them where it has no spare room."""
     if room is None:
         return buffer
     return op.strided_slice(buffer, begin=[0], end=[room.begin], axes=[2])
 
 
 def _in_room(node: Node, buffer: Expr, new: Expr, room: _Room) -> Expr:
-    """Return a buffer with the new keys or values behind those of the past."""
+    """Return a buffer with the new keys or values written behind those of the past."""
     shape = node.typed(buffer).shape
     behind = op.strided_slice(buffer, begin=[room.end], end=[shape[2]], axes=[2])
-    whole = op.concatenate([_begin(buffer, room), new, behind], axis=2)
-    return op.reshape(whole, shape, allowzero=True)
+    filled = op.concatenate([_begin(buffer, room), new, behind], axis=2)
+    # The concatenation's extent is begin + new + rest, which the solver need not prove equal to the
+    # buffer's.
+    return op.reshape(filled, shape, allowzero=True)
 
 
 def _with_past(node: Node, index: int, new: Expr, room: _Room | None) -> Expr:
-    """Return the keys or values of the past and the new ones. `cache_indirection` says of which
-    beam of its batch each of the past is: [batch, beams, places].
+    """Return past and new keys or values joined. `cache_indirection` [batch, beams, places] selects
+    for each past key the beam of its batch that it comes from.
     """
     past = _begin(node.expr(index), room)
     if node.optional(9) is not None:
@@ -358,7 +384,11 @@ def _scaled_products(node: Node, q: Expr, k: Expr, layouts: Sequence[str], score
 
 
 def _decoder_attention(node: Node) -> Result:
-    """One step of decoding: MultiHeadAttention by another order of inputs."""
+    """Convert DecoderMaskedMultiHeadAttention, one decoding step: MultiHeadAttention with its
+    inputs in another order.
+    """
+    # The input order of MultiHeadAttention: query, key, value, bias, masks, past, past length,
+    # indirection.
     order = (0, 1, 2, 10, 3, 4, 5, 6, 7, 9)
     if node.optional(8) is not None and node.optional(9) is not None:
         beams = as_dim(node.dims(8, "beam_width", 1)[0])
@@ -373,27 +403,37 @@ def _decoder_attention(node: Node) -> Result:
 
 
 def rotated(node: Node, data: Expr, cos: Expr, sin: Expr, interleaved: bool) -> Expr:
-    """data [batch, length, heads, depth] turned by angles [batch, length, depth / 2] or fewer."""
+    """Apply rotary position embedding (Su et al. 2021) to data [batch, length, heads, depth], with
+    the angles' cosines and sines [batch, length, depth / 2], or fewer: further columns are
+    unchanged.
+
+    Args:
+        node: the node.
+        data: queries or keys.
+        cos: cosines of the angles.
+        sin: sines of the angles.
+        interleaved: whether pairs are adjacent columns rather than halves.
+    """
     depth = known(node.typed(data).shape[3])
     half = known(node.typed(cos).shape[-1])
     if depth is None or half is None:
         node.unsupported("the depth of a head must be constant")
     cos, sin = (op.cast(op.expand_dims(t, axis=2), node.typed(data).dtype) for t in (cos, sin))
-    turned = _slice(data, 0, 2 * half)
+    rotary_part = _slice(data, 0, 2 * half)
     if interleaved:
-        real, imaginary = (_slice(turned, at, 2 * half, 2) for at in (0, 1))
+        real, imaginary = (_slice(rotary_part, at, 2 * half, 2) for at in (0, 1))
     else:
-        real, imaginary = _slice(turned, 0, half), _slice(turned, half, 2 * half)
-    left = op.subtract(op.multiply(real, cos), op.multiply(imaginary, sin))
-    right = op.add(op.multiply(real, sin), op.multiply(imaginary, cos))
+        real, imaginary = _slice(rotary_part, 0, half), _slice(rotary_part, half, 2 * half)
+    rotated_real = op.subtract(op.multiply(real, cos), op.multiply(imaginary, sin))
+    rotated_imaginary = op.add(op.multiply(real, sin), op.multiply(imaginary, cos))
     if interleaved:
-        found: Expr = op.stack([left, right], axis=4)
-        found = op.reshape(found, node.typed(turned).shape, allowzero=True)
+        embedded: Expr = op.stack([rotated_real, rotated_imaginary], axis=4)
+        embedded = op.reshape(embedded, node.typed(rotary_part).shape, allowzero=True)
     else:
-        found = op.concatenate([left, right], axis=3)
+        embedded = op.concatenate([rotated_real, rotated_imaginary], axis=3)
     if 2 * half == depth:
-        return found
-    return op.concatenate([found, _slice(data, 2 * half, depth)], axis=3)
+        return embedded
+    return op.concatenate([embedded, _slice(data, 2 * half, depth)], axis=3)
 
 
 def _slice(data: Expr, begin: int, end: int, step: int = 1) -> Expr:
@@ -416,10 +456,10 @@ def _rotary_embedding(node: Node) -> Expr:
         steps = op.arange(0, length, 1, dtype="int64")
         positions = op.expand_dims(op.add(steps, op.reshape(positions, ())), axis=0)
     cos, sin = (op.take(node.expr(i), positions, axis=0, mode="raise") for i in (2, 3))
-    found = rotated(node, data, cos, sin, bool(node.get_int("interleaved", 0)))
+    embedded = rotated(node, data, cos, sin, bool(node.get_int("interleaved", 0)))
     if is_first:
-        return _moved(found)
-    return op.reshape(found, node.shape(0), allowzero=True)
+        return _moved(embedded)
+    return op.reshape(embedded, node.shape(0), allowzero=True)
 
 
 # Groups of queries that share keys, with a cache.
@@ -427,11 +467,11 @@ def _rotary_embedding(node: Node) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """Where the keys of a group attention lie.
+    """A layout of the key cache of grouped-query attention.
 
-    before: [batch], how many keys each text has had; lengths: [batch], how many it has with those
-    that come, of which the others of a shorter prompt are padding; rows: how many come; total: how
-    many places there are.
+    before: [batch], how many keys each sequence has had; lengths: [batch], how many it has
+    including the new ones, of which the rest of a shorter prompt is padding; rows: how many are
+    new; total: the capacity in keys.
     """
 
     before: Expr
@@ -441,11 +481,14 @@ class _Cache:
 
 
 def _cache(node: Node, batch: PrimExpr, rows: PrimExpr) -> _Cache:
-    """A first call (as many rows as keys) begins at 0, further ones after the keys of before."""
+    """Return the cache layout: a prompt (as many rows as keys) begins at 0, later calls after the
+    previous keys.
+    """
+    # Input 5, seqlens_k, is the length less 1.
     lengths = op.add(op.reshape(node.expr(5), (batch,)), const(1, "int32"))
-    whole = as_dim(node.dims(6, "total_sequence_length")[0])
-    total = rows if node.optional(3) is None else maximum(node.shape(3)[2], whole)
-    count = node.scope.scalar(whole)
+    total_length = as_dim(node.dims(6, "total_sequence_length")[0])
+    total = rows if node.optional(3) is None else maximum(node.shape(3)[2], total_length)
+    count = node.scope.scalar(total_length)
     is_first = op.equal(op.cast(count, "int64"), node.scope.scalar(rows))
     later = op.subtract(lengths, _size(node, rows))
     before = op.where(is_first, const(0, "int32"), later)
@@ -453,65 +496,67 @@ def _cache(node: Node, batch: PrimExpr, rows: PrimExpr) -> _Cache:
 
 
 def _extended(node: Node, past: int, new: Expr, cache: _Cache) -> Expr:
-    """The cache [batch, heads, total, depth]: what was there, and `new` [batch, heads, rows, depth]
-    from the row's own length on.
+    """Return the updated cache [batch, heads, total, depth]: the past, and `new` [batch, heads,
+    rows, depth] written from the sequence's own length on.
     """
     if node.optional(past) is None:
         return new
     batch, heads, _, depth = node.typed(new).shape
     shape = (batch, heads, cache.total, depth)
-    places = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, cache.total, 1))
-    at = op.subtract(places, op.reshape(cache.before, (batch, 1, 1, 1)))
+    positions = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, cache.total, 1))
+    at = op.subtract(positions, op.reshape(cache.before, (batch, 1, 1, 1)))
     zero, rows = const(0, "int32"), _size(node, cache.rows)
+    # Indices are clamped before the gather, as out-of-range elements are masked only after it.
     inside = op.minimum(op.maximum(at, zero), op.subtract(rows, const(1, "int32")))
     fresh = op.gather(new, 2, op.broadcast_to(inside, shape))
     # with a place of zeros behind it, which is looked at where nothing was kept
     widths = [(0, 0), (0, 0), (0, 1), (0, 0)]
-    kept = op.nn.pad(node.expr(past), widths, const(0.0, node.dtype(past)))
-    held = _size(node, node.shape(past)[2])
-    place = op.where(op.less(at, zero), op.minimum(places, held), held)
-    old = op.gather(kept, 2, op.broadcast_to(place, shape))
+    padded_past = op.nn.pad(node.expr(past), widths, const(0.0, node.dtype(past)))
+    past_length = _size(node, node.shape(past)[2])
+    past_index = op.where(op.less(at, zero), op.minimum(positions, past_length), past_length)
+    old = op.gather(padded_past, 2, op.broadcast_to(past_index, shape))
     is_new = op.logical_and(op.greater_equal(at, zero), op.less(at, rows))
     return op.where(is_new, fresh, old)
 
 
 def _size(node: Node, dim: PrimExpr) -> Expr:
-    """A dimension as an int32 scalar."""
+    """Return a dimension as an int32 scalar."""
     return op.cast(node.scope.scalar(dim), "int32")
 
 
 def _group_bias(node: Node, cache: _Cache, batch: PrimExpr) -> Expr:
-    """[batch, 1, rows, total]: the lowest number where a key comes after the query, too long before
-    it, or is padding.
+    """Return the mask [batch, 1, rows, total] of grouped-query attention: the lowest float where a
+    key is after the query, outside the local window before it, or padding.
     """
     key = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, 1, cache.total))
     row = op.reshape(op.arange(0, cache.rows, 1, dtype="int32"), (1, 1, cache.rows, 1))
+    # The position of a query is its row behind the keys that its sequence already has.
     own = op.add(row, op.reshape(cache.before, (batch, 1, 1, 1)))
-    seen: Expr = op.less_equal(key, own)
+    is_visible: Expr = op.less_equal(key, own)
     window = node.get_int("local_window_size", -1)
     if window >= 0:
         near = op.greater(key, op.subtract(own, const(window, "int32")))
-        seen = op.logical_and(seen, near)
+        is_visible = op.logical_and(is_visible, near)
     is_there = op.less(key, op.reshape(cache.lengths, (batch, 1, 1, 1)))
     if node.get_int("causal", 1):
-        seen = op.logical_and(seen, is_there)
+        is_visible = op.logical_and(is_visible, is_there)
     else:
-        seen = op.broadcast_to(is_there, (batch, 1, cache.rows, cache.total))
-    return op.where(seen, const(0.0, "float32"), const(_LOWEST, "float32"))
+        is_visible = op.broadcast_to(is_there, (batch, 1, cache.rows, cache.total))
+    return op.where(is_visible, const(0.0, "float32"), const(_LOWEST, "float32"))
 
 
 def _queries(node: Node) -> tuple[Expr, Expr, Expr]:
-    """Query, key and value, split into heads; packed ones lie in input 0."""
-    many, few = node.get_int("num_heads"), node.get_int("kv_num_heads")
+    """Return query, key and value, split into heads; packed ones are all in input 0."""
+    query_heads, kv_heads = node.get_int("num_heads"), node.get_int("kv_num_heads")
     if node.optional(1) is not None:
         return (
-            _heads(node, node.expr(0), many),
-            _heads(node, node.expr(1), few),
-            _heads(node, node.expr(2), few),
+            _heads(node, node.expr(0), query_heads),
+            _heads(node, node.expr(1), kv_heads),
+            _heads(node, node.expr(2), kv_heads),
         )
-    whole = _heads(node, node.expr(0), many + 2 * few)
-    cuts = (0, many, many + few, many + 2 * few)
-    q, k, v = (op.strided_slice(whole, begin=[b], end=[e], axes=[2]) for b, e in pairwise(cuts))
+    packed = _heads(node, node.expr(0), query_heads + 2 * kv_heads)
+    cuts = (0, query_heads, query_heads + kv_heads, query_heads + 2 * kv_heads)
+    q, k, v = (op.strided_slice(packed, begin=[b], end=[e], axes=[2]) for b, e in pairwise(cuts))
     return q, k, v
 
 
@@ -529,8 +574,8 @@ def _group_query_attention(node: Node) -> Result:
         q, k = (rms_normalized(node, t, node.expr(i), epsilon) for t, i in ((q, 14), (k, 15)))
     if node.get_int("do_rotary", 0):
         cos, sin = _angles(node, cache)
-        turn = bool(node.get_int("rotary_interleaved", 0))
-        q, k = (rotated(node, t, cos, sin, turn) for t in (q, k))
+        is_interleaved = bool(node.get_int("rotary_interleaved", 0))
+        q, k = (rotated(node, t, cos, sin, is_interleaved) for t in (q, k))
     keys, values = (_extended(node, i, _moved(t), cache) for i, t in ((3, k), (4, v)))
     scores = Scores(softcap=node.get_float("softcap", 0.0)).with_bias(
         _group_bias(node, cache, batch)
@@ -541,19 +586,20 @@ def _group_query_attention(node: Node) -> Result:
     if node.optional(11) is not None or node.get_int("smooth_softmax", 0):
         sides = (_with_place(node, keys), _with_place(node, values))
         scores = replace(scores, bias=_with_sink(node, scores.bias, batch))
-    found = _attend(node, q, *sides, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
-    return [found, keys, values]
+    attended = _attend(node, q, *sides, (HEADS_LAST, HEADS_FIRST, HEADS_FIRST), scores)
+    return [attended, keys, values]
 
 
 def _with_place(node: Node, data: Expr) -> Expr:
-    """Keys or values [batch, heads, total, depth] with zeros behind the last."""
+    """Append a key or value of zeros to [batch, heads, total, depth]."""
     return op.nn.pad(data, [(0, 0), (0, 0), (0, 1), (0, 0)], const(0.0, node.typed(data).dtype))
 
 
 def _with_sink(node: Node, bias: Expr | None, batch: PrimExpr) -> Expr:
-    """The bias of every head, and that of a key of zeros behind the last: what the sum of its
-    softmax has beside the keys, 0 or a number for each head.
+    """Return the bias of every head with a column for the attention sink, a key of zeros behind the
+    last: its score is 0 (smooth softmax) or a number for each head.
     """
+    # softmax with a sink: exp(s_i) / (exp(sink) + sum exp(s_j)), as one more key whose value is 0.
     assert bias is not None
     heads = node.get_int("num_heads")
     rows, total = node.typed(bias).shape[2:]
@@ -565,13 +611,15 @@ def _with_sink(node: Node, bias: Expr | None, batch: PrimExpr) -> Expr:
 
 
 def _angles(node: Node, cache: _Cache) -> list[Expr]:
-    """Cosines and sines for the place of each row: the one given, or the next in the cache."""
+    """Return the cosines and sines of each row's position: the given position, or the next one in
+    the cache.
+    """
     if node.optional(9) is not None:
-        places = node.expr(9)
+        positions = node.expr(9)
     else:
         steps = op.expand_dims(op.arange(0, cache.rows, 1, dtype="int32"), axis=0)
-        places = op.add(steps, op.expand_dims(cache.before, axis=1))
-    return [op.take(node.expr(i), places, axis=0, mode="raise") for i in (7, 8)]
+        positions = op.add(steps, op.expand_dims(cache.before, axis=1))
+    return [op.take(node.expr(i), positions, axis=0, mode="raise") for i in (7, 8)]
 
 
 _ONE = "mask_filter_value num_heads scale unidirectional"

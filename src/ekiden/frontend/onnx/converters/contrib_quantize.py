@@ -1,5 +1,5 @@
-"""Quantised operators of com.microsoft: bytes that stand for numbers around operators on floats,
-products of bytes, and weights of a few bits for each block. As ONNX Runtime 1.31 documents them
+"""Quantised operators of com.microsoft: 8-bit forms of float operators, products of 8-bit tensors,
+and weights of a few bits quantised in blocks. As ONNX Runtime 1.31 documents them
 (docs/ContribOperators.md).
 """
 
@@ -38,25 +38,27 @@ _NONE: Mapping[str, Attribute] = {}
 
 
 def _numbers(node: Node, data: int, attributes: Mapping[str, Attribute] = _NONE) -> Value:
-    """The numbers that an input stands for; its scale and zero point are the next two inputs."""
+    """Return a quantised input dequantised; its scale and zero point are the next two inputs."""
     inputs = [node.optional(data + i) for i in range(3)]
     return node.value_of(dequantize(node.with_inputs(inputs, attributes)))
 
 
-def _bytes(node: Node, found: Expr, scale: int) -> Expr:
-    """Numbers as bytes of the type of input 0, by a scale and the zero point after it."""
+def _bytes(node: Node, real_values: Expr, scale: int) -> Expr:
+    """Quantise an expression to the dtype of input 0, by the scale in input `scale` and the zero
+    point after it.
+    """
     zero = node.optional(scale + 1)
     if zero is None:
         zero = constant(np.zeros((), node.dtype(0)))
-    inputs = [node.value_of(found), node.value(scale), zero]
+    inputs = [node.value_of(real_values), node.value(scale), zero]
     return quantize(node.with_inputs(inputs, _NONE))
 
 
 def _pair(function: Callable[[Expr, Expr], Expr]) -> Callable[[Node], Expr]:
-    """An operator on two tensors of bytes."""
+    """Return a converter of a binary operator on quantised tensors."""
 
     def convert(node: Node) -> Expr:
-        """The operator on what the bytes stand for, rounded to the steps of inputs 6 and 7."""
+        """Apply the operator to the dequantised inputs and quantise by inputs 6 and 7."""
         both = node.with_inputs([_numbers(node, 0), _numbers(node, 3)])
         note_broadcast(both)
         return _bytes(node, function(*both.exprs()), 6)
@@ -65,7 +67,9 @@ def _pair(function: Callable[[Expr, Expr], Expr]) -> Callable[[Node], Expr]:
 
 
 def _single(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
-    """An operator on one tensor of bytes, with the attributes of the node."""
+    """Return a converter of a unary operator on a quantised tensor, with the attributes of the
+    node.
+    """
 
     def convert(node: Node) -> Expr:
         return _bytes(node, function(node.with_inputs([_numbers(node, 0)])), 3)
@@ -74,15 +78,15 @@ def _single(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
 
 
 def _pool(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
-    """An operator on images, whose channels may come last."""
+    """Return a converter of a quantised operator on images that may be channels last."""
 
     def convert(node: Node) -> Expr:
-        """The pooling, between transposes where the attribute `channels_last` is set."""
+        """Convert the pooling, between transposes where the attribute `channels_last` is set."""
         if not node.get_int("channels_last", 0):
             return _single(function)(node)
-        found = channels_first(_single(function), 0)(node)
-        assert isinstance(found, Expr)
-        return found
+        pooled = channels_first(_single(function), 0)(node)
+        assert isinstance(pooled, Expr)
+        return pooled
 
     return convert
 
@@ -90,9 +94,9 @@ def _pool(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
 def _conv(node: Node) -> Expr:
     if not node.get_int("channels_last", 0):
         return quantized_conv(node)
-    found = channels_first(quantized_conv, 0)(node)
-    assert isinstance(found, Expr)
-    return found
+    convolved = channels_first(quantized_conv, 0)(node)
+    assert isinstance(convolved, Expr)
+    return convolved
 
 
 def _leaky_relu(node: Node) -> Expr:
@@ -105,22 +109,27 @@ def _mean(node: Node) -> Expr:
 
 
 def _softmax(node: Node) -> Expr:
-    """As Softmax of the opset that an attribute states."""
+    """Convert QLinearSoftmax, with the semantics of Softmax in the opset that an attribute
+    states.
+    """
     opset = node.get_int("opset")
     rows = [r for r in NORMS if r.op_type == "Softmax" and r.since <= opset]
+    # The default axis changed from 1 to -1 with opset 13.
     default = -1 if opset >= 13 else 1
     inner = node.with_inputs([_numbers(node, 0)], {"axis": node.get_int("axis", default)})
-    found = max(rows, key=lambda r: r.since).convert(inner)
-    assert isinstance(found, Expr)
-    return _bytes(node, found, 3)
+    normalized = max(rows, key=lambda r: r.since).convert(inner)
+    assert isinstance(normalized, Expr)
+    return _bytes(node, normalized, 3)
 
 
 def _concat(node: Node) -> Expr:
-    """Scale and zero point of the result come first, then triples of inputs."""
-    parts = [_numbers(node, at) for at in range(2, len(node.inputs), 3)]
-    first = node.typed(node.scope.expr(parts[0]))
+    """Convert QLinearConcat: the result's scale and zero point come first, then (tensor, scale,
+    zero point) triples.
+    """
+    dequantized = [_numbers(node, at) for at in range(2, len(node.inputs), 3)]
+    first = node.typed(node.scope.expr(dequantized[0]))
     axis = node.axis(node.get_int("axis", 0), len(first.shape))
-    joined = op.concatenate([node.scope.expr(p) for p in parts], axis=axis)
+    joined = op.concatenate([node.scope.expr(p) for p in dequantized], axis=axis)
     inputs = [node.value_of(joined), node.value(0), node.value(1)]
     return quantize(node.with_inputs(inputs, _NONE))
 
@@ -128,28 +137,28 @@ def _concat(node: Node) -> Expr:
 def _where(node: Node) -> Expr:
     inner = node.with_inputs([node.value(0), _numbers(node, 1), _numbers(node, 4)])
     note_broadcast(inner)
-    found = node.value_of(op.where(*inner.exprs()))
-    return quantize(node.with_inputs([found, node.value(7), node.value(8)], _NONE))
+    selected = node.value_of(op.where(*inner.exprs()))
+    return quantize(node.with_inputs([selected, node.value(7), node.value(8)], _NONE))
 
 
 # Products.
 
 
 def _scaled(node: Node, total: Expr, scales: Sequence[Expr], bias: int) -> Expr:
-    """A sum of products of bytes as numbers, with the bias."""
+    """Scale an int32 sum of products to float32, and add the bias."""
     factor = op.multiply(*scales)
-    found = op.multiply(op.cast(total, "float32"), factor)
-    return found if node.optional(bias) is None else op.add(found, node.expr(bias))
+    product = op.multiply(op.cast(total, "float32"), factor)
+    return product if node.optional(bias) is None else op.add(product, node.expr(bias))
 
 
 def _scale(node: Node, index: int) -> Expr:
-    """A scale: of the tensor, or one for each column."""
+    """Return a scale: a scalar for the tensor, or one for each column."""
     shape = node.shape(index)
     return scalar_input(node, index) if shape and known(shape[0]) == 1 else node.expr(index)
 
 
 def _dynamic_quantize_mat_mul(node: Node) -> Expr:
-    """The left side is quantised as it comes."""
+    """Convert DynamicQuantizeMatMul: the left operand is quantised at run time."""
     levels, scale, point = qnn.dynamic_quantize(node.expr(0))
     sides = [node.value_of(levels), node.value(1), node.value_of(point), node.optional(3)]
     total = integer_product(node.with_inputs(sides))
@@ -163,19 +172,20 @@ def _mat_mul_integer_to_float(node: Node) -> Expr:
 
 
 def _gemm(node: Node) -> Expr:
-    """alpha * A * B + C, with C in steps of the product of the scales; bytes if a scale of the
-    result is given.
+    """Convert QGemm: alpha * A * B + C, with C in units of the product of the scales; the result is
+    quantised if it has a scale.
     """
     sides = [
         _turned(node, i) if node.get_int(f"trans{n}") else node.value(i)
         for i, n in ((0, "A"), (3, "B"))
     ]
     total = integer_product(node.with_inputs([*sides, node.value(2), node.value(5)]))
+    # C is int32 in units of a_scale * b_scale, so it is added before scaling.
     if node.optional(6) is not None:
         total = op.add(total, node.expr(6))
     scale = op.multiply(_scale(node, 4), const(node.get_float("alpha", 1.0), "float32"))
-    found = op.multiply(op.cast(total, "float32"), op.multiply(_scale(node, 1), scale))
-    return found if node.optional(7) is None else _bytes(node, found, 7)
+    product = op.multiply(op.cast(total, "float32"), op.multiply(_scale(node, 1), scale))
+    return product if node.optional(7) is None else _bytes(node, product, 7)
 
 
 def _turned(node: Node, index: int) -> Value:
@@ -189,22 +199,24 @@ def _turned(node: Node, index: int) -> Value:
 
 
 def _unpacked(packed: Array, bits: int) -> Array:
-    """Bytes as the numbers of 2, 4 or 8 bits in them, the lowest first, along the last axis."""
+    """Unpack 2-, 4- or 8-bit numbers from bytes, the lowest bits first, along the last axis."""
     count = 8 // bits
     shifts = np.arange(count, dtype=np.uint8) * np.uint8(bits)
-    parts = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-    found: Array = parts.reshape(*packed.shape[:-1], packed.shape[-1] * count)
-    return found
+    fields = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+    unpacked: Array = fields.reshape(*packed.shape[:-1], packed.shape[-1] * count)
+    return unpacked
 
 
 def _points(node: Node, index: int, rows: int, blocks: int, bits: int) -> Array:
-    """The zero point of each block [rows, blocks]: the middle if there is none."""
+    """Return the zero point of each block, float32 [rows, blocks]: the middle of the range if there
+    is none.
+    """
     if node.optional(index) is None:
         return np.full((rows, blocks), float(1 << (bits - 1)), np.float32)
-    found = node.numbers(index, "zero_points")
-    if found.dtype != np.uint8:
-        return found.reshape(rows, blocks).astype(np.float32)
-    return _unpacked(found.reshape(rows, -1), bits)[:, :blocks].astype(np.float32)
+    zero_points = node.numbers(index, "zero_points")
+    if zero_points.dtype != np.uint8:
+        return zero_points.reshape(rows, blocks).astype(np.float32)
+    return _unpacked(zero_points.reshape(rows, -1), bits)[:, :blocks].astype(np.float32)
 
 
 ACCURACY_OF_BYTES = 4
@@ -212,8 +224,9 @@ ACCURACY_OF_BYTES = 4
 
 
 def _in_bytes(node: Node, rows: int, blocks: int, bits: int) -> Expr | None:
-    """The product with its weight as it is, if data may be rounded to bytes and it has four
-    bits."""
+    """Return the product on the 4-bit weight as it is stored, with data quantised to 8 bits, if
+    `accuracy_level` allows it; None where this does not apply.
+    """
     points = None if node.optional(3) is None else node.numbers(3, "zero_points")
     plain = bits == 4 and node.optional(4) is None and node.dtype(0) == "float32"
     if not plain or node.get_int("accuracy_level", 0) != ACCURACY_OF_BYTES or not node.rank(0):
@@ -228,7 +241,7 @@ def _in_bytes(node: Node, rows: int, blocks: int, bits: int) -> Expr | None:
 
 
 def _groups(numbers: Array, columns: int, blocks: int) -> Array:
-    """Return the block of each column. Raises ImportModelError for one that is not there."""
+    """Return the block of each column. Raises ImportModelError for one out of range."""
     groups = numbers.ravel()[:columns].astype(np.int64)
     if len(groups) < columns or groups.min(initial=0) < 0 or groups.max(initial=0) >= blocks:
         raise ImportModelError(f"'g_idx' must have {columns} numbers below {blocks}")
@@ -236,19 +249,22 @@ def _groups(numbers: Array, columns: int, blocks: int) -> Array:
 
 
 def _weight_of_data(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Expr:
-    """Return the weight [N, K] of bytes, scales, zero points or groups that the run says."""
+    """Return the weight [N, K] dequantised at run time, where its bytes, scales, zero points or
+    groups are run-time data.
+    """
 
     def unpacked(index: int) -> Expr:
-        """The numbers in the bytes of an input, [N, all of a row]."""
+        """Unpack the numbers in the bytes of an input: [N, numbers per row]."""
         packed = op.reshape(node.expr(index), (rows, -1))
         shifts = const(np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))
-        parts = op.right_shift(op.expand_dims(packed, axis=2), shifts)
-        parts = op.bitwise_and(parts, const(np.uint8((1 << bits) - 1)))
-        return op.cast(op.reshape(parts, (rows, -1)), "float32")
+        fields = op.right_shift(op.expand_dims(packed, axis=2), shifts)
+        fields = op.bitwise_and(fields, const(np.uint8((1 << bits) - 1)))
+        return op.cast(op.reshape(fields, (rows, -1)), "float32")
 
-    places: Expr = const(np.arange(columns) // node.get_int("block_size"))
+    column_groups: Expr = const(np.arange(columns) // node.get_int("block_size"))
     if node.optional(4) is not None:
-        places = op.strided_slice(node.expr(4), begin=[0], end=[columns], axes=[0])
+        column_groups = op.strided_slice(node.expr(4), begin=[0], end=[columns], axes=[0])
+    # Without zero points the values are symmetric around the middle, 2 ** (bits - 1).
     points: Expr = const(np.full((rows, blocks), float(1 << (bits - 1)), np.float32))
     if node.optional(3) is not None and node.dtype(3) == "uint8":
         points = op.strided_slice(unpacked(3), begin=[0], end=[blocks], axes=[1])
@@ -256,39 +272,44 @@ def _weight_of_data(node: Node, rows: int, columns: int, blocks: int, bits: int)
         points = op.cast(op.reshape(node.expr(3), (rows, blocks)), "float32")
     scales = op.cast(op.reshape(node.expr(2), (rows, blocks)), "float32")
     levels = op.strided_slice(unpacked(1), begin=[0], end=[columns], axes=[1])
-    by_column = [op.take(t, places, axis=1, mode="raise") for t in (points, scales)]
+    by_column = [op.take(t, column_groups, axis=1, mode="raise") for t in (points, scales)]
     weight = op.multiply(op.subtract(levels, by_column[0]), by_column[1])
     return op.cast(weight, node.dtype(0))
 
 
 def _mat_mul_n_bits(node: Node) -> Expr:
-    """A product with weights [N, blocks, bytes of a block], which become numbers at import."""
+    """Convert MatMulNBits: a product with block-quantised weights [N, blocks, bytes of a block],
+    which constants are dequantised to at import.
+    """
     rows, columns, block = (node.get_int(n) for n in ("N", "K", "block_size"))
     bits = node.get_int("bits", 4)
     if min(rows, columns, block) < 1:
         node.unsupported(f"N, K and block_size must be at least 1, got {(rows, columns, block)}")
+    # The last block may be partial: ceil(K / block_size).
     blocks = -(-columns // block)
-    given = [node.optional(i) for i in range(1, 5)]
-    if any(v is not None and v.array is None for v in given):
+    weight_inputs = [node.optional(i) for i in range(1, 5)]
+    if any(v is not None and v.array is None for v in weight_inputs):
         weight = _weight_of_data(node, rows, columns, blocks, bits)
         return _product_and_bias(node, node.value_of(op.transpose(weight)))
-    if (found := _in_bytes(node, rows, blocks, bits)) is not None:
-        return found if node.optional(5) is None else op.add(found, node.expr(5))
+    if (int_product := _in_bytes(node, rows, blocks, bits)) is not None:
+        return int_product if node.optional(5) is None else op.add(int_product, node.expr(5))
     right = constant(_constant_weight(node, rows, columns, blocks, bits))
     return _product_and_bias(node, right)
 
 
 def _product_and_bias(node: Node, right: Value) -> Expr:
-    """The product with a weight [K, N], and the bias added."""
+    """Return the product with a weight [K, N], with the bias added."""
     product = multiply_matrices(node.with_inputs([node.value(0), right]))
     return product if node.optional(5) is None else op.add(product, node.expr(5))
 
 
 def _constant_weight(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Array:
-    """The weight [K, N] of constants."""
+    """Return the dequantised weight [K, N] of constants."""
     levels = _unpacked(node.numbers(1, "B").reshape(rows, blocks, -1), bits).astype(np.float32)
     points = _points(node, 3, rows, blocks, bits)
     scales = node.numbers(2, "scales").reshape(rows, blocks).astype(np.float32)
+    # `g_idx` is the group of each column in GPTQ's act-order; without it groups are consecutive
+    # columns.
     groups = np.arange(columns) // node.get_int("block_size")
     if node.optional(4) is not None:
         groups = _groups(node.numbers(4, "g_idx"), columns, blocks)
@@ -299,7 +320,7 @@ def _constant_weight(node: Node, rows: int, columns: int, blocks: int, bits: int
 
 
 def _gather_block_quantized(node: Node) -> Expr:
-    """Rows of a table whose last axis is quantised in blocks."""
+    """Look up rows of a table whose last axis is quantised in blocks."""
     table, bits = node.numbers(0, "data"), node.get_int("bits", 4)
     rank = table.ndim
     if node.axis(node.get_int("gather_axis", 0), rank) != 0:
@@ -312,8 +333,8 @@ def _gather_block_quantized(node: Node) -> Expr:
     scales = node.numbers(2, "scales")
     points: Array = np.asarray(1 << (bits - 1) if is_packed else 0, np.float32)
     if node.optional(3) is not None:
-        given = node.numbers(3, "zero_points")
-        points = (_unpacked(given, bits) if is_packed else given).astype(np.float32)
+        zero_points = node.numbers(3, "zero_points")
+        points = (_unpacked(zero_points, bits) if is_packed else zero_points).astype(np.float32)
         points = np.repeat(points[..., : scales.shape[-1]], block, -1)[..., : levels.shape[-1]]
     spread = np.repeat(scales, block, -1)[..., : levels.shape[-1]].astype(np.float32)
     rows = const(((levels - points) * spread).astype(scales.dtype))

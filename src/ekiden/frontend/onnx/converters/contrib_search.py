@@ -1,8 +1,8 @@
-"""Text generation: BeamSearch, WhisperBeamSearch, GreedySearch and Sampling of com.microsoft, with
-decoders like those of GPT-2, T5 and Whisper, as loops over the graphs that the nodes hold.
+"""Text generation of com.microsoft: BeamSearch, WhisperBeamSearch, GreedySearch and Sampling, with
+decoders like those of GPT-2, T5 and Whisper, as loops over the subgraphs of the nodes.
 
-The prompt is computed before the loop, whose iterations compute one token: both have the sizes that
-they need, and keys and values of the past grow by one.
+The prompt is processed before the loop, whose iterations compute one token: each has the shapes
+that it needs, and past keys and values grow by one.
 """
 
 from __future__ import annotations
@@ -71,14 +71,15 @@ def _scalar(node: Node, index: int, dtype: str, neutral: float) -> Expr | None:
 
 
 def _search(node: Node, beams: PrimExpr, first: int, further: Sequence[Processor] = ()) -> Search:
-    """Return what a node asks for; its inputs from `first` on are the penalty of repetitions and
-    the masks of the vocabulary. Raises Unsupported for kinds of models that are not known."""
+    """Return the parameters of a node's search; its inputs from `first` on are the repetition
+    penalty and the vocabulary masks. Raises Unsupported for unknown kinds of models.
+    """
     kind = _kind(node)
     (limit,) = (as_dim(d) for d in node.dims(1, "max_length", 1))
-    batch, *others = node.shape(0)
-    if len(others) != 1 + (kind == WHISPER):
+    batch, *prompt_dims = node.shape(0)
+    if len(prompt_dims) != 1 + (kind == WHISPER):
         node.unsupported(f"input 0 must have {2 + (kind == WHISPER)} dimensions")
-    prompt = others[0] if kind == GPT else as_dim(1)
+    prompt = prompt_dims[0] if kind == GPT else as_dim(1)
     if kind == WHISPER and node.optional(10) is not None:
         prompt = _extent_of_rows(node, 10, "decoder_input_ids")
     words, first_words = (
@@ -93,8 +94,9 @@ def _search(node: Node, beams: PrimExpr, first: int, further: Sequence[Processor
 
 
 def _extent_of_rows(node: Node, index: int, name: str) -> PrimExpr:
-    """Return how long the rows of an input are, of which each text has one: [batch, length]. Raises
-    Unsupported for an input of another rank."""
+    """Return the length of the rows of an input [batch, length], one row for each sequence. Raises
+    Unsupported for an input of another rank.
+    """
     if node.rank(index) != 2:
         node.unsupported(f"{name!r} must have 2 dimensions, got {node.rank(index)}")
     rows, length = node.shape(index)
@@ -103,7 +105,7 @@ def _extent_of_rows(node: Node, index: int, name: str) -> PrimExpr:
 
 
 def _kind(node: Node) -> int:
-    """Return which of the models it is, a value of `model_type`."""
+    """Return the kind of model, a value of `model_type`."""
     return node.get_int("model_type", WHISPER if node.op_type == "WhisperBeamSearch" else GPT)
 
 
@@ -113,12 +115,16 @@ _DECODERS: dict[int, Callable[[Search], Decoder]] = {
 
 
 def _beam_search(node: Node) -> list[Expr | Value | None]:
-    """The best texts of each prompt, their scores, and those of all tokens."""
+    """Convert BeamSearch: the best sequences of each prompt, their scores, and the scores of all
+    tokens.
+    """
     return _best_texts(node, ())[0]
 
 
 def _whisper_beam_search(node: Node) -> list[Expr | Value | None]:
-    """Of features of sound: the same, and how likely there is no speech."""
+    """Convert WhisperBeamSearch, over audio features: beam search, and the probability of no
+    speech.
+    """
     if node.wants(3) or node.get_int("decoder_output_cross_qk", 0):
         node.unsupported("output 3 ('cross_qk'), the scores of cross attention, is not supported")
     further: list[Processor] = []
@@ -147,32 +153,35 @@ def _score_dtype(node: Node) -> str:
 
 
 def _timestamps(node: Node) -> Timestamps | None:
-    """Return Whisper's rules of timestamps, where the node asks for them, or the run may."""
+    """Return Whisper's timestamp rules, where the node requires them or may at run time; None
+    otherwise.
+    """
     value = node.optional(11)
     if value is None or (value.array is not None and bool((value.array != WHISPER_RULES).all())):
         return None
-    asked = None
+    is_enabled = None
     if value.array is None:
         kind = op.reshape(node.expr(11), ())
-        asked = node.scope.spanned(op.equal(kind, const(np.int32(WHISPER_RULES))))
+        is_enabled = node.scope.spanned(op.equal(kind, const(np.int32(WHISPER_RULES))))
     first, count = node.get_int("beginning_timestamp_token_id", -1), _vocabulary(node)
     if not 0 < first < count:
         node.unsupported(f"'beginning_timestamp_token_id' must be in [1, {count - 1}], got {first}")
     unwanted = [node.get_int(n, -1) for n in ("no_timestamps_token_id", "start_of_lm_token_id")]
     later = ("decoder_start_token_id", "translate_token_id", "transcribe_token_id")
     behind = [node.get_int(name, -1) for name in later]
-    return Timestamps(first, tuple(unwanted), tuple(behind), asked)
+    return Timestamps(first, tuple(unwanted), tuple(behind), is_enabled)
 
 
 def _best_texts(
     node: Node, further: Sequence[Processor]
 ) -> tuple[list[Expr | Value | None], Search, Expr]:
     """Return the outputs of a beam search, the search, and the logits behind its prompts, float32
-    [rows, vocabulary]."""
+    [rows, vocabulary].
+    """
     (beams,) = (as_dim(d) for d in node.dims(3, "num_beams", 1))
-    (wanted,) = (as_dim(d) for d in node.dims(4, "num_return_sequences", 1))
+    (returned,) = (as_dim(d) for d in node.dims(4, "num_return_sequences", 1))
     search, scope = _search(node, beams, 6, further), node.scope
-    scope.require(binary(GE, beams, wanted), " with 'num_return_sequences'")
+    scope.require(binary(GE, beams, returned), " with 'num_return_sequences'")
     decoder = _DECODERS[_kind(node)](search)
     penalty = _scalar(node, 5, "float32", float("nan"))
     one = const(1.0, "float32")
@@ -200,25 +209,26 @@ def _best_texts(
     count = len(FIELDS)
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """A token more of all texts."""
-        now = op.add(scope.expr(index), scope.scalar(tidy(search.prompt + 1)))
+        """Extend all sequences by a token."""
+        length = op.add(scope.expr(index), scope.scalar(tidy(search.prompt + 1)))
         before = Beams(*(scope.expr(v) for v in values[:count]))
-        logits, after = decoder.step(before.tokens, before.texts, now, values[count:])
-        state, rows, scores = advanced(before, logits, now, False)
-        parts = [node.given(scores)] if node.wants(2) else []
+        logits, after = decoder.step(before.tokens, before.texts, length, values[count:])
+        state, rows, scores = advanced(before, logits, length, False)
+        token_scores = [node.given(scores)] if node.wants(2) else []
         done = state[FIELDS.index("done")]
         carried = [*state, *decoder.reordered(after, rows)]
-        return Iteration(_goes_on(node, done), carried, parts)
+        return Iteration(_goes_on(node, done), carried, token_scores)
 
+    # The beams are loop-carried beside the decoder's state, and are reordered together with it.
     names = [*FIELDS, *decoder.names]
     steps = scope.spanned(scope.scalar(tidy(search.limit - search.prompt - 1)))
     done = start[FIELDS.index("done")]
-    last, parts, _ = Loop(node, names, start, steps, _goes_on(node, done), step).build()
+    last, stacked_scores, _ = Loop(node, names, start, steps, _goes_on(node, done), step).build()
     end = Beams(*(scope.expr(v) for v in last[:count]))
     ended, sentences, _ = _with_unfinished(scorer, end)
-    places = search.places(wanted)
-    texts, best = (op.take(t, places, axis=1) for t in (sentences, ended))
-    every = _all_scores(search, scores, parts) if parts else None
+    beam_indices = search.places(returned)
+    texts, best = (op.take(t, beam_indices, axis=1) for t in (sentences, ended))
+    every = _all_scores(search, scores, stacked_scores) if stacked_scores else None
     dtype = _score_dtype(node)
     all_scores = None if every is None else op.cast(every, dtype)
     return [texts, op.cast(best, dtype), all_scores], search, logits
@@ -229,7 +239,7 @@ def _goes_on(node: Node, done: Value) -> Value:
 
 
 def _with_unfinished(scorer: Scorer, beams: Beams) -> tuple[Expr, Expr, Expr]:
-    """Return the sentences with the beams of texts that have not ended."""
+    """Return the finished sentences together with the beams of sequences that have not ended."""
     search = scorer.search
     scores: Expr = scorer.normalised(beams.scores, search.node.scope.scalar(search.limit))
     are_open = op.logical_not(op.expand_dims(beams.done, axis=1))
@@ -240,14 +250,15 @@ def _with_unfinished(scorer: Scorer, beams: Beams) -> tuple[Expr, Expr, Expr]:
     return scorer.with_sentences(beams, scores, texts, every)
 
 
-def _all_scores(search: Search, first: Expr, parts: Sequence[Parts]) -> Expr:
+def _all_scores(search: Search, first: Expr, stacks: Sequence[Parts]) -> Expr:
     """Return the scores of all tokens at each step, [steps, batch, beams, vocabulary]: 0 behind the
-    last one."""
+    last step.
+    """
     scope = search.node.scope
-    later = stacked(scope, parts[0], "scores", None)
+    later = stacked(scope, stacks[0], "scores", None)
     count = tidy(search.limit - search.prompt - 1 - later.type.shape[0])
-    rest = op.zeros((count, search.rows, as_dim(search.vocabulary)), "float32")
-    every = op.concatenate((op.expand_dims(first, axis=0), scope.expr(later), rest), axis=0)
+    zeros = op.zeros((count, search.rows, as_dim(search.vocabulary)), "float32")
+    every = op.concatenate((op.expand_dims(first, axis=0), scope.expr(later), zeros), axis=0)
     shape = (
         tidy(search.limit - search.prompt), search.batch, search.beams, as_dim(search.vocabulary),
     )  # fmt: skip
@@ -261,7 +272,7 @@ Choose = Callable[[Expr, Expr | None], tuple[Expr, Expr | None]]
 
 
 def _greedy_search(node: Node) -> list[Expr | Value | None]:
-    """The most likely token each time."""
+    """Convert GreedySearch: the most likely token at each step."""
 
     def choose(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
         return op.cast(op.argmax(scores, axis=[1]), "int32"), key
@@ -270,7 +281,9 @@ def _greedy_search(node: Node) -> list[Expr | Value | None]:
 
 
 def _sampling(node: Node) -> list[Expr | Value | None]:
-    """A token that is drawn each time, of those that are likely enough."""
+    """Convert Sampling: a token is drawn at each step from the nucleus (top-p sampling, Holtzman et
+    al. 2020).
+    """
     if node.wants(1):
         node.unsupported("output 1 ('filtered_logits') is not supported")
     temperature = node.get_float("temperature", 1.0)
@@ -282,7 +295,7 @@ def _sampling(node: Node) -> list[Expr | Value | None]:
     search = _search(node, as_dim(1), 3, further)
 
     def choose(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
-        """Draw by the scores that are left."""
+        """Draw tokens in proportion to the softmax of the filtered scores."""
         assert key is not None
         weights = op.nn.softmax(_likely(node, scores, search.vocabulary), axis=-1)
         drawn = op.random.multinomial(key, weights, 1)
@@ -293,7 +306,7 @@ def _sampling(node: Node) -> list[Expr | Value | None]:
 
 
 def _generator(node: Node) -> Expr:
-    """Return the random generator: of the input `seed`, or of the node's name."""
+    """Return the random generator, seeded by the input `seed` or by the node's name."""
     if node.optional(8) is None:
         return generator(node)
     (seed,) = node.numbers(8, "seed").ravel()
@@ -301,10 +314,13 @@ def _generator(node: Node) -> Expr:
 
 
 def _likely(node: Node, scores: Expr, vocabulary: int) -> Expr:
-    """Return scores, float32 [batch, vocabulary], with `filter_value` for tokens that are not among
-    the likeliest which have the probability `top_p` together."""
+    """Return the scores, float32 [batch, vocabulary], with `filter_value` for tokens outside of the
+    nucleus: the likeliest tokens whose probabilities sum to `top_p`.
+    """
     likeliest_first = bool(node.get_int("custom", 0))
     top_p = node.get_float("top_p", 0.0)
+    # `custom` selects ONNX Runtime's descending order; the default sorts ascending, as Hugging
+    # Face's TopPLogitsWarper does.
     order = op.argsort(scores, axis=1, is_ascend=not likeliest_first, dtype="int64")
     ordered = op.gather(scores, 1, order)
     shares = op.nn.softmax(ordered, axis=-1)
@@ -313,9 +329,10 @@ def _likely(node: Node, scores: Expr, vocabulary: int) -> Expr:
         likelier = op.cumsum(shares, axis=1, exclusive=True)
         is_out = op.greater(likelier, const(top_p, "float32"))
     else:
-        kept = node.get_int("min_tokens_to_keep", 0)
-        places = np.arange(vocabulary)[None]
-        may_go = (places == 0) | (places < vocabulary - kept)
+        min_tokens = node.get_int("min_tokens_to_keep", 0)
+        positions = np.arange(vocabulary)[None]
+        # The likeliest `min_tokens_to_keep` tokens, at the end of the ascending order, always stay.
+        may_go = (positions == 0) | (positions < vocabulary - min_tokens)
         is_out = op.less_equal(op.cumsum(shares, axis=1), const(1 - top_p, "float32"))
         is_out = op.logical_and(is_out, const(may_go))
     lowest = const(node.get_float("filter_value", -1e20), "float32")
@@ -324,8 +341,9 @@ def _likely(node: Node, scores: Expr, vocabulary: int) -> Expr:
 
 
 def _one_by_one(search: Search, choose: Choose, key: Expr | None) -> Expr:
-    """Return the texts with one token after the other, int32 [batch, limit]; a text that has ended
-    goes on with padding."""
+    """Return the sequences extended token by token, int32 [batch, limit]; a sequence that has ended
+    is padded.
+    """
     node, scope = search.node, search.node.scope
     decoder = Gpt(search, 6)
     keys = [] if key is None else [key]
@@ -336,6 +354,7 @@ def _one_by_one(search: Search, choose: Choose, key: Expr | None) -> Expr:
         """Return the texts, which of them have ended, their last tokens, and the generator."""
         scores = processed(search, logits, texts, length, done is None)
         tokens, after = choose(scores, keys[0] if keys else None)
+        # A finished sequence keeps receiving padding, so that all rows keep one length.
         ends = op.equal(tokens, const(np.int32(search.end)))
         ends = ends if done is None else op.logical_or(done, ends)
         tokens = op.where(ends, const(np.int32(search.padding)), tokens)
@@ -350,11 +369,11 @@ def _one_by_one(search: Search, choose: Choose, key: Expr | None) -> Expr:
     start = [*advanced(begun, None, logits, length, keys), *carried]
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """A token more of all texts."""
-        now = op.add(scope.expr(index), scope.scalar(tidy(search.prompt + 1)))
+        """Extend all sequences by a token."""
+        length = op.add(scope.expr(index), scope.scalar(tidy(search.prompt + 1)))
         texts, done, tokens, *keys = (scope.expr(v) for v in values[:count])
-        logits, after = decoder.step(tokens, texts, now, values[count:])
-        state = advanced(texts, done, logits, now, keys)
+        logits, after = decoder.step(tokens, texts, length, values[count:])
+        state = advanced(texts, done, logits, length, keys)
         return Iteration(_goes_on(node, state[1]), [*state, *after])
 
     steps = scope.spanned(scope.scalar(tidy(search.limit - search.prompt - 1)))

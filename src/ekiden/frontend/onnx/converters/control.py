@@ -1,4 +1,6 @@
-"""Control flow: If as a choice, Loop and Scan as functions (see ekiden.frontend.common.loop)."""
+"""Control flow: If becomes a choice, Loop and Scan become functions (see
+ekiden.frontend.common.loop).
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,18 @@ def _loop(node: Node) -> list[Value]:
         node.unsupported(f"expected a body with {2 + len(carried)} inputs, got {len(body.names)}")
 
     def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
-        """One turn of Loop: (condition, carried values, what is stacked). Refuses a body that has
-        fewer outputs than carried values.
+        """Convert one iteration of Loop: (condition, carried values, scan outputs). Refuses a body
+        that has fewer outputs than carried values.
         """
         pair = zip(inner.input, (index, condition), strict=False)
         head = [_declared(node, info, v) for info, v in pair]
-        found = body.run([*head, *values])
+        results = body.run([*head, *values])
         after = 1 + len(carried)
-        if len(found) < after:
-            node.unsupported(f"expected a body with at least {after} outputs, got {len(found)}")
-        return Iteration(found[0], found[1:after], found[after:])
+        if len(results) < after:
+            node.unsupported(f"expected a body with at least {after} outputs, got {len(results)}")
+        return Iteration(results[0], results[1:after], results[after:])
 
+    # ONNX Loop: an initial condition of false runs no iteration, whatever the trip count is.
     if go is not None and go.array is not None and not is_true(go):
         limit = constant(np.zeros((), np.int64))
     if limit is not None and limit.array is not None and limit.array.size == 1:
@@ -56,22 +59,24 @@ def _loop(node: Node) -> list[Value]:
     trips = None if limit is None else as_scalar(node.scope, limit)
     loop = Loop(node, body.names[2:], carried, trips, go, step)
     try:
-        last, parts, endless = loop.build()
+        last, scan_outputs, endless = loop.build()
     except ChangesRank as error:
         written = loop.written_out()
         if written is not None:
             return _collected(node, *written)
-        last, parts, endless = build_ranked(loop, error)
+        last, scan_outputs, endless = build_ranked(loop, error)
     length = None
     if endless and limit is not None and limit.is_known:
         (length,) = (maximum(as_dim(d), 0) for d in limit.dims())
     outputs = node.proto.output[len(carried) :]
-    return last + [stacked(node.scope, p, n, length) for p, n in zip(parts, outputs, strict=False)]
+    return last + [
+        stacked(node.scope, p, n, length) for p, n in zip(scan_outputs, outputs, strict=False)
+    ]
 
 
 def _declared(node: Node, info: onnx.ValueInfoProto, value: Value) -> Value:
-    """Return the number of an iteration, or its condition, in the rank that the body declares: of
-    one element, as older exporters write it, or none.
+    """Return the iteration number or the condition in the rank that the body declares: scalar, or
+    one element, as older exporters write it.
     """
     stated = info.type.tensor_type
     if not stated.HasField("shape") or len(stated.shape.dim) != 1:
@@ -81,10 +86,10 @@ def _declared(node: Node, info: onnx.ValueInfoProto, value: Value) -> Value:
     return node.value_of(op.reshape(node.scope.expr(value), (1,)))
 
 
-def _collected(node: Node, last: list[Value], parts: list[list[Value]]) -> list[Value]:
-    """Return the outputs of a loop that is written out: the parts of its iterations stacked."""
-    rows = [[node.scope.expr(v) for v in column] for column in zip(*parts, strict=True)]
-    return last + [node.value_of(op.stack(each, axis=0)) for each in rows]
+def _collected(node: Node, last: list[Value], iterations: list[list[Value]]) -> list[Value]:
+    """Return the outputs of an unrolled loop: the scan outputs of its iterations are stacked."""
+    rows = [[node.scope.expr(v) for v in column] for column in zip(*iterations, strict=True)]
+    return last + [node.value_of(op.stack(column_values, axis=0)) for column_values in rows]
 
 
 def _scan(node: Node) -> list[Value]:
@@ -99,58 +104,63 @@ def _scan(node: Node) -> list[Value]:
     axes = [node.axis(a, len(v.type.shape)) for a, v in zip(axes, inputs, strict=True)]
     backwards = _each(node, _DIRECTIONS[node.has("directions")], count)
     extents = [v.type.shape[a] for v, a in zip(inputs, axes, strict=True)]
+    # All scan inputs have the same number of iterations (ONNX Scan).
     node.scope.same(extents[:1] * (count - 1), extents[1:])
     limit = node.scope.spanned(node.scope.scalar(extents[0]))
     last = node.scope.spanned(op.subtract(limit, const(np.int64(1))))
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """One turn of Scan: slices of the inputs at its number, from the end for those that run
-        backwards.
+        """Convert one iteration of Scan: slices of the inputs at its number, counted from the end
+        for those scanned backwards.
         """
         at = node.scope.expr(index)
         slices = []
         for value, axis, is_backwards in zip(inputs, axes, backwards, strict=True):
-            place = op.subtract(last, at) if is_backwards else at
-            taken = node.scope.spanned(op.take(node.scope.expr(value), place, axis=axis))
-            slices.append(Value(node.typed(taken), expr=taken))
-        found = body.run([*values, *slices])
-        return Iteration(go, found[:states], found[states:])
+            position = op.subtract(last, at) if is_backwards else at
+            slice_ = node.scope.spanned(op.take(node.scope.expr(value), position, axis=axis))
+            slices.append(Value(node.typed(slice_), expr=slice_))
+        results = body.run([*values, *slices])
+        return Iteration(go, results[:states], results[states:])
 
     carried = [node.value(i) for i in range(states)]
-    final, parts, _ = Loop(node, body.names[:states], carried, limit, None, step).build()
-    axes = _each(node, "scan_output_axes", len(parts))
-    reverse = _each(node, "scan_output_directions", len(parts))
+    final, scan_outputs, _ = Loop(node, body.names[:states], carried, limit, None, step).build()
+    axes = _each(node, "scan_output_axes", len(scan_outputs))
+    reverse = _each(node, "scan_output_directions", len(scan_outputs))
     outputs = node.proto.output[states:]
     return final + [
         stacked(node.scope, p, n, extents[0], node.axis(a, len(p.type.shape) + 1), bool(r))
-        for p, n, a, r in zip(parts, outputs, axes, reverse, strict=True)
+        for p, n, a, r in zip(scan_outputs, outputs, axes, reverse, strict=True)
     ]
 
 
 def _scan_8(node: Node) -> list[Value | Expr]:
-    """Before opset 9: the first axis of everything is that of samples, each scanned on its own."""
+    """Convert Scan of opset 8: the first axis of all inputs is the batch, and each sample is
+    scanned on its own.
+    """
     if node.optional(0) is not None:
         node.unsupported("input 0 (the lengths of sequences) is only supported since opset 9")
     samples = node.shape(1)[0]
     if not isinstance(samples, IntImm) or not samples.value:
         node.unsupported("the number of samples must be constant")
-    made = []
+    sample_outputs = []
     for sample in range(samples.value):
         inputs: list[Value | None] = []
         for index in range(1, len(node.inputs)):
             one = op.take(node.expr(index), const(np.int64(sample)), axis=0)
             inputs.append(node.scope.bound(one))
-        made.append(_scan(node.with_inputs(inputs)))
-    rows = [[node.scope.expr(v) for v in each] for each in zip(*made, strict=True)]
-    return [op.stack(each, axis=0) for each in rows]
+        sample_outputs.append(_scan(node.with_inputs(inputs)))
+    rows = [[node.scope.expr(v) for v in outputs] for outputs in zip(*sample_outputs, strict=True)]
+    return [op.stack(column, axis=0) for column in rows]
 
 
 def _each(node: Node, name: str, count: int) -> list[int]:
-    """An attribute with a number for each scan input or output; 0 where it is not set."""
-    found = node.get_ints(name, (0,) * count)
-    if len(found) != count:
-        node.unsupported(f"attribute {name!r} must have {count} numbers, got {len(found)}")
-    return list(found)
+    """Return an attribute with a number for each scan input or output; zeros where it is
+    not set.
+    """
+    values = node.get_ints(name, (0,) * count)
+    if len(values) != count:
+        node.unsupported(f"attribute {name!r} must have {count} numbers, got {len(values)}")
+    return list(values)
 
 
 _DIRECTIONS = ("scan_input_directions", "directions")

@@ -1,8 +1,8 @@
 """Convolutions.
 
-Of ConvTranspose either pads say the result's extent, s (n - 1) + (k - 1) d + 1 + output_padding -
-pads, or output_shape says it and pads follow, the odd one behind with SAME_UPPER; an output_shape
-that is larger than what the input reaches is more output_padding.
+For ConvTranspose either the pads determine the result's extent, s (n - 1) + (k - 1) d + 1 +
+output_padding - pads, or output_shape is given and determines the pads, with the odd one at the end
+for SAME_UPPER. An output_shape beyond what the input reaches adds output_padding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ekiden.topi.shape import Dim, as_attr, as_dim, known, tidy
 
 
 def _kernel(node: Node) -> tuple[Dim, ...]:
-    """The kernel's extents: of the attribute, or of the weight."""
+    """Return the kernel's extents, from the attribute or from the weight."""
     if node.has("kernel_shape"):
         kernel: tuple[Dim, ...] = node.get_ints("kernel_shape")
         for axis, extent in enumerate(kernel, 2):
@@ -41,7 +41,9 @@ def _bias(node: Node) -> Expr | None:
 
 
 def convolve(node: Node, conv2d: Convolution | None = None) -> Expr:
-    """Conv, in the dtype of its inputs; `conv2d` multiplies bytes, over one or two axes."""
+    """Convert Conv, in the dtype of its inputs; `conv2d` replaces nn.conv2d for quantised operands
+    over one or two axes.
+    """
     check_rank(node)
     window = read_window(node, _kernel(node))
     return convolution(
@@ -51,8 +53,8 @@ def convolve(node: Node, conv2d: Convolution | None = None) -> Expr:
 
 
 def _conv_transpose(node: Node) -> Expr:
-    """Return ConvTranspose. Where its padding or its room is symbolic, that is taken off, or added,
-    before the bias.
+    """Convert ConvTranspose. Where its padding or its extra output extent is symbolic, the result
+    is cropped or extended before the bias is added.
     """
     check_rank(node)
     kernel = _kernel(node)
@@ -62,25 +64,28 @@ def _conv_transpose(node: Node) -> Expr:
     is_known = window.padding is not None and all(known(r) is not None for r in room)
     if is_known:
         extra = tuple(e + (known(r) or 0) for e, r in zip(extra, room, strict=True))
+    # The weight is [in channels, out channels / groups, ...]: axis 1 counts the outputs of one
+    # group.
     columns = known(node.shape(1)[1])
-    made = convolution(
+    convolved = convolution(
         node, node.expr(0), node.expr(1), window if is_known else window.unpadded(), groups=groups,
         channels=None if columns is None else columns * groups, output_padding=extra,
         bias=_bias(node) if is_known else None,
     )  # fmt: skip
     if is_known:
-        return made
-    made = _cropped(node, made, window, room)
-    return made if _bias(node) is None else op.nn.bias_add(made, node.expr(2), axis=1)
+        return convolved
+    convolved = _cropped(node, convolved, window, room)
+    return convolved if _bias(node) is None else op.nn.bias_add(convolved, node.expr(2), axis=1)
 
 
-def _cropped(node: Node, found: Expr, window: Window, room: Sequence[Dim]) -> Expr:
-    """A result that was computed without padding, with the padding taken off and the room added at
-    its end, which the run says."""
-    shape = node.typed(found).shape
+def _cropped(node: Node, unpadded: Expr, window: Window, room: Sequence[Dim]) -> Expr:
+    """Return a result that was computed without padding, cropped by the symbolic padding and
+    extended by `room` at its end.
+    """
+    shape = node.typed(unpadded).shape
     first = len(shape) - len(room)
     widths: list[tuple[Dim, Dim]] = [(0, 0)] * first + [(0, r) for r in room]
-    wide = op.nn.pad(found, widths, const(0, node.dtype(0)))
+    wide = op.nn.pad(unpadded, widths, const(0, node.dtype(0)))
     ends = [
         tidy(e + as_dim(r) - as_dim(a))
         for e, r, a in zip(shape[first:], room, window.after, strict=True)
@@ -92,7 +97,9 @@ def _cropped(node: Node, found: Expr, window: Window, room: Sequence[Dim]) -> Ex
 def _transposed_window(
     node: Node, kernel: tuple[Dim, ...], extra: tuple[int, ...]
 ) -> tuple[Window, tuple[Dim, ...]]:
-    """The window, and how much larger the result is than what the input reaches, at its end."""
+    """Return the window, and the number of output elements at the end of each axis that no input
+    reaches.
+    """
     rank = len(kernel)
     strides, dilations = (node.get_ints(n, (1,) * rank) for n in ("strides", "dilations"))
     reach = [(as_dim(k) - 1) * d + 1 + e for k, d, e in zip(kernel, dilations, extra, strict=True)]
@@ -102,15 +109,17 @@ def _transposed_window(
         rows = zip(
             node.shape(0)[2:], node.get_ints("output_shape")[-rank:], strides, reach, strict=True
         )
+        # ONNX ConvTranspose: total_padding = stride * (input - 1) + output_padding + ((kernel - 1)
+        # * dilation + 1) - output_shape.
         totals = [(extent - 1) * stride + span - size for extent, size, stride, span in rows]
     elif auto in ("SAME_UPPER", "SAME_LOWER"):
         totals = [r - s for r, s in zip(reach, strides, strict=True)]
     else:
         return Window(kernel, strides, dilations, pads[:rank], pads[rank:]), (0,) * rank
     room = as_attr([tidy(maximum(-t, 0)) for t in totals]) if node.has("output_shape") else None
-    taken = [tidy(maximum(t, 0)) for t in totals]
-    small = as_attr([tidy(t // 2) for t in taken])
-    large = as_attr([tidy(t - t // 2) for t in taken])
+    total_pads = [tidy(maximum(t, 0)) for t in totals]
+    small = as_attr([tidy(t // 2) for t in total_pads])
+    large = as_attr([tidy(t - t // 2) for t in total_pads])
     before, after = (small, large) if auto == "SAME_UPPER" else (large, small)
     return Window(kernel, strides, dilations, before, after), room or (0,) * rank
 

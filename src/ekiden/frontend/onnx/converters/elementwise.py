@@ -1,8 +1,8 @@
-"""Operators on each element: arithmetic, comparisons, logic, activations, casts.
+"""Elementwise operators: arithmetic, comparisons, logic, activations, casts.
 
-Attributes default to what ONNX says, which are float32 numbers: 0.2 there is np.float32(0.2).
-Constants take the dtype of the first input, so that float16 models stay such. What broadcasts
-teaches the scope: a dimension beside a number is that number, or 1.
+Attributes default to ONNX's values, which are float32 numbers: 0.2 is np.float32(0.2). Constants
+take the dtype of the first input, so that float16 models stay float16. Broadcasting constrains
+dimensions: one opposite to a number is that number, or 1.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from ekiden.topi.shape import known
 
 
 def number(node: Node, value: float) -> Constant:
-    """A scalar of the first input's dtype."""
+    """Return a scalar constant of the first input's dtype."""
     return const(value, node.dtype(0))
 
 
 def note_broadcast(node: Node) -> None:
-    """Learn what follows from the shapes of all inputs broadcasting together."""
+    """Record the dimension constraints that follow from all inputs broadcasting together."""
     if len(node.inputs) < 2:
         return
     shapes = [node.shape(i) for i in range(len(node.inputs))]
+    # Pairwise, because broadcasting is checked between any two inputs, not only neighbours.
     for at, first in enumerate(shapes):
-        for other in shapes[at + 1 :]:
-            node.scope.broadcasts(first, other)
+        for second in shapes[at + 1 :]:
+            node.scope.broadcasts(first, second)
 
 
 def _broadcast(function: Callable[[Node], Expr]) -> Converter:
@@ -49,7 +50,7 @@ def _broadcast(function: Callable[[Node], Expr]) -> Converter:
 
 def _variadic(function: Callable[[Expr, Expr], Expr]) -> Converter:
     def convert(node: Node) -> Expr | Value:
-        """The operator from the left over all inputs; one input is the result itself."""
+        """Apply the operator to all inputs from left to right; a single input is the result."""
         if len(node.inputs) == 1:
             return node.value(0)
         note_broadcast(node)
@@ -66,7 +67,9 @@ def _mean(node: Node) -> Expr | Value:
 
 
 def _mod(node: Node) -> Expr:
-    """Mod: with the sign of the divisor (Python's %), with `fmod` that of the dividend (C's)."""
+    """Convert Mod: the result has the sign of the divisor (Python's %), with `fmod` that of the
+    dividend (C's).
+    """
     note_broadcast(node)
     a, b = node.exprs()
     return (fmod if node.get_int("fmod", 0) else python_mod)(a, b, node.dtype(0))
@@ -74,17 +77,19 @@ def _mod(node: Node) -> Expr:
 
 def _bit_shift(node: Node) -> Expr:
     note_broadcast(node)
-    left = node.get_string("direction", "LEFT") == "LEFT"
-    return (op.left_shift if left else op.right_shift)(*node.exprs())
+    is_left = node.get_string("direction", "LEFT") == "LEFT"
+    return (op.left_shift if is_left else op.right_shift)(*node.exprs())
 
 
 def _aligned(function: Converter) -> Converter:
-    """Before opset 7: `broadcast` says whether the second input is stretched, `axis` where its
-    shape begins in that of the first.
+    """Return a converter for opset < 7, where `broadcast` enables broadcasting of the second input
+    and `axis` declares where its shape begins in that of the first.
     """
 
     def convert(node: Node) -> Result:
-        """The operator, behind axes of 1 that stand the second input where `axis` says."""
+        """Apply the operator after appending axes of extent 1 that align the second input at
+        `axis`.
+        """
         if node.has("axis"):
             extra = node.rank(0) - node.get_int("axis") - node.rank(1)
             if extra > 0:
@@ -95,7 +100,7 @@ def _aligned(function: Converter) -> Converter:
 
 
 def widen(node: Node, index: int, count: int) -> None:
-    """Give an input `count` further axes of extent 1 at its end."""
+    """Append `count` axes of extent 1 to an input."""
     wide = op.expand_dims(node.expr(index), axis=node.rank(index), num_newaxis=count)
     node.inputs[index] = Value(node.typed(wide), expr=wide)
 
@@ -105,9 +110,10 @@ _DIGITS = const(1e-12, "float64")
 
 
 def _pow(node: Node) -> Expr:
-    """base ** exponent in the type of the base, as ONNX has it since opset 12. Squares and roots,
-    which exporters write as powers, become what needs no pow. The root of -inf is NaN then, which
-    pow says is inf."""
+    """Convert Pow: base ** exponent in the dtype of the base, as since opset 12. Squares and square
+    roots, which exporters write as powers, become a product and sqrt; the square root of -inf is
+    then NaN, where pow returns inf.
+    """
     note_broadcast(node)
     base, exponent = node.exprs()
     power = node.value(1).array
@@ -132,9 +138,9 @@ def _clip_attributes(node: Node) -> Expr:
 
 
 def _clip(node: Node) -> Expr | Value:
-    """Clip since opset 11, bounds as inputs. Of integers, or with bounds that are data, by maximum
-    and minimum: an int64 bound has digits that an attribute of float lacks. Where min > max, max
-    counts.
+    """Convert Clip since opset 11, with bounds as inputs. For integers or run-time bounds, maximum
+    and minimum are used: an int64 bound has digits that a float attribute lacks. Where min >
+    max, max wins.
     """
     low, high = node.optional(1), node.optional(2)
     if low is None and high is None:
@@ -169,7 +175,7 @@ def _leaky_relu(node: Node) -> Expr:
 
 
 def _prelu_of_channels(node: Node) -> Expr:
-    """Before opset 7: a slope for each channel."""
+    """Convert PRelu of opset < 7: a slope for each channel."""
     if node.rank(1) == 1 and node.rank(0) > 2 and known(node.shape(1)[0]) != 1:
         widen(node, 1, node.rank(0) - 2)
     note_broadcast(node)
@@ -214,22 +220,30 @@ def _thresholded_relu(node: Node) -> Expr:
 
 
 def _shrink(node: Node) -> Expr:
-    """Of integers too the bias and the limit are floats; what they give is cut off."""
+    """Convert Shrink. For integers too the bias and the limit are floats; the result is
+    truncated.
+    """
     kind = node.dtype(0)
+    # The cast back to an integer dtype truncates toward 0.
     wide = kind if is_float(kind) else "float64"
     x = node.expr(0) if wide == kind else op.cast(node.expr(0), wide)
     bias, limit = const(node.get_float("bias", 0.0), wide), node.get_float("lambd", 0.5)
     above = op.where(op.greater(x, const(limit, wide)), op.subtract(x, bias), const(0, wide))
-    found = op.where(op.less(x, const(-limit, wide)), op.add(x, bias), above)
-    return found if wide == kind else op.cast(found, kind)
+    shrunk = op.where(op.less(x, const(-limit, wide)), op.add(x, bias), above)
+    return shrunk if wide == kind else op.cast(shrunk, kind)
 
 
 def _is_inf(node: Node) -> Expr:
     x, zero = node.expr(0), number(node, 0)
-    found = op.isinf(x)
+    # Both attributes 0 is legal and gives all false.
+    is_infinite = op.isinf(x)
     if not node.get_int("detect_negative", 1):
-        found = op.logical_and(found, op.greater(x, zero))
-    return found if node.get_int("detect_positive", 1) else op.logical_and(found, op.less(x, zero))
+        is_infinite = op.logical_and(is_infinite, op.greater(x, zero))
+    return (
+        is_infinite
+        if node.get_int("detect_positive", 1)
+        else op.logical_and(is_infinite, op.less(x, zero))
+    )
 
 
 _GELU = {"approximate": ("none", "tanh")}

@@ -1,5 +1,5 @@
-"""Operators of ONNX's own domain that it dropped before they were finished, and that ONNX Runtime
-still runs: Affine, Crop, ImageScaler, ParametricSoftplus, ScaledTanh.
+"""Experimental operators of ONNX's default domain that were removed before version 1.0, and that
+ONNX Runtime still runs: Affine, Crop, ImageScaler, ParametricSoftplus, ScaledTanh.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _parametric_softplus(node: Node) -> Expr:
 
 
 def _image_scaler(node: Node) -> Expr:
-    """x * scale + a bias for each channel of [batch, channels, height, width]."""
+    """Return x * scale + a bias for each channel of [batch, channels, height, width]."""
     bias = np.array(node.get_floats("bias"), np.float32)
     channels = node.shape(0)[1]
     if known(channels) != len(bias):
@@ -42,23 +42,23 @@ def _image_scaler(node: Node) -> Expr:
 
 
 def _crop(node: Node) -> Expr:
-    """The middle of an image: `border` is left, top, right, bottom; `scale`, where it is there, the
-    height and width from the left and top border on.
+    """Crop an image: `border` is left, top, right, bottom; `scale`, where present, is the height
+    and width of the result, counted from the left and top border.
     """
-    left, top, right, bottom = node.get_ints("border", (0, 0, 0, 0))
+    left_border, top_border, right_border, bottom_border = node.get_ints("border", (0, 0, 0, 0))
     height, width = node.shape(0)[2:]
-    ends = [tidy(height - bottom), tidy(width - right)]
+    ends = [tidy(height - bottom_border), tidy(width - right_border)]
     if node.has("scale"):
         rows, columns = node.get_ints("scale")
-        ends = [as_dim(top + rows), as_dim(left + columns)]
-    if min(left, top, right, bottom) < 0:
+        ends = [as_dim(top_border + rows), as_dim(left_border + columns)]
+    if min(left_border, top_border, right_border, bottom_border) < 0:
         node.unsupported("'border' must be at least 0")
-    for begin, end, extent in zip((top, left), ends, (height, width), strict=True):
+    for begin, end, extent in zip((top_border, left_border), ends, (height, width), strict=True):
         node.scope.require(binary(GE, extent, end))
         node.scope.require(binary(GE, end, begin))
         if known(extent) is not None and not begin <= (known(end) or 0) <= (known(extent) or 0):
             node.unsupported(f"'border' and 'scale' leave nothing of an extent of {extent!r}")
-    return op.strided_slice(node.expr(0), begin=[top, left], end=ends, axes=[2, 3])
+    return op.strided_slice(node.expr(0), begin=[top_border, left_border], end=ends, axes=[2, 3])
 
 
 # fmt: off

@@ -1,4 +1,4 @@
-"""Operators on images and boxes: sampling, regions, patches, deformed windows."""
+"""Operators on images and boxes: sampling, regions of interest, patches, deformable convolution."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ def _grid_sample(node: Node) -> Expr:
 
 
 def _affine_grid(node: Node) -> Expr:
-    """Where each pixel of an image of a given size comes from, by an affine map of [-1, 1]."""
+    """Return the sampling grid of an image of a given size under affine maps of [-1, 1]."""
     maps, rank = node.expr(0), (known(node.shape(1)[0]) or 0) - 2
     if rank not in (2, 3):
         node.unsupported(f"'size' must have 4 or 5 elements, got {node.shape(1)[0]}")
 
     def column(index: int) -> Expr:
-        """Column `index` of the maps [n, rank, rank + 1] as [n, rank, 1, ...], to broadcast over
-        places.
+        """Return column `index` of the maps [n, rank, rank + 1] as [n, rank, 1, ...], to broadcast
+        over grid positions.
         """
-        part = op.take(maps, const(index, "int64"), axis=2)
+        map_column = op.take(maps, const(index, "int64"), axis=2)
         for _ in range(rank):
-            part = op.expand_dims(part, axis=1)
-        return part
+            map_column = op.expand_dims(map_column, axis=1)
+        return map_column
 
-    found = column(rank)
+    grid = column(rank)
     for axis in range(rank):  # the first column of a map is for the last axis of the image
-        line = op.expand_dims(_line(node, axis), axis=1)
+        coordinates = op.expand_dims(_line(node, axis), axis=1)
         for _ in range(rank - 1 - axis):
-            line = op.expand_dims(line, axis=1)
-        found = op.add(found, op.multiply(line, column(rank - 1 - axis)))
-    return found
+            coordinates = op.expand_dims(coordinates, axis=1)
+        grid = op.add(grid, op.multiply(coordinates, column(rank - 1 - axis)))
+    return grid
 
 
 def _line(node: Node, axis: int) -> Expr:
-    """The places of the pixels along an axis of the image."""
+    """Return the normalised coordinates of the pixels along an axis of the image."""
     size, dtype = node.value(1), node.dtype(0)
     one, two = const(1.0, dtype), const(2.0, dtype)
     if size.is_known:
@@ -73,6 +73,8 @@ def _line(node: Node, axis: int) -> Expr:
         steps = op.arange(const(np.int64(0)), number, const(np.int64(1)), dtype="int64")
     at = op.multiply(two, op.cast(node.scope.expr(node.scope.bound(steps)), dtype))
     count = op.cast(number, dtype)
+    # align_corners: -1 and 1 are the centres of the corner pixels, otherwise the borders of the
+    # image.
     if node.get_int("align_corners", 0):
         span = op.maximum(op.subtract(count, one), one)
         return op.subtract(op.divide(at, span), one)
@@ -82,6 +84,7 @@ def _line(node: Node, axis: int) -> Expr:
 def _roi_align(node: Node) -> Expr:
     rois = node.expr(1)
     image = op.expand_dims(op.cast(node.expr(2), node.dtype(1)), axis=1)
+    # The attribute came with opset 16; earlier versions did not shift by half a pixel.
     before = "output_half_pixel" if node.opset < 16 else "half_pixel"
     return op.vision.roi_align(
         node.expr(0),
@@ -95,7 +98,7 @@ def _roi_align(node: Node) -> Expr:
 
 
 def _non_max_suppression(node: Node) -> Expr:
-    """Rows (batch, class, box) of the boxes that are kept, as many as there are."""
+    """Return the rows (batch, class, box) of the selected boxes, as many as there are."""
     boxes = node.expr(0)
     if node.get_int("center_point_box", 0):
         x, y, width, height = (
@@ -109,14 +112,15 @@ def _non_max_suppression(node: Node) -> Expr:
     def limit(index: int, absent: Expr) -> Expr:
         return absent if node.optional(index) is None else op.reshape(node.expr(index), ())
 
-    found = op.vision.all_class_non_max_suppression(
+    selected = op.vision.all_class_non_max_suppression(
         boxes,
         node.expr(1),
         limit(2, const(0, "int64")),
         limit(3, const(0.0, "float32")),
         limit(4, const(-np.inf, "float32")),
     )
-    rows, count = TupleGetItem(found, 0), TupleGetItem(found, 1)
+    # The operator's result is padded to the most boxes; the slice gives the count a symbolic name.
+    rows, count = TupleGetItem(selected, 0), TupleGetItem(selected, 1)
     return op.strided_slice(rows, const(np.array([0])), count, axes=[0])
 
 
@@ -128,17 +132,20 @@ def _deform_conv(node: Node) -> Expr:
     groups = node.get_int("offset_group", 1)
     strides, dilations = (node.get_ints(n, (1, 1)) for n in ("strides", "dilations"))
     for axis in range(2):
-        extent, given = (known(node.shape(n)[2 + axis]) for n in (0, 2))
-        if extent is None or given is None or strides[axis] < 1:  # the operator refuses those
+        extent, offset_extent = (known(node.shape(n)[2 + axis]) for n in (0, 2))
+        if (
+            extent is None or offset_extent is None or strides[axis] < 1
+        ):  # the operator refuses those
             continue
         reach = (kernel[axis] - 1) * dilations[axis] + 1
         windows = (extent + pads[axis] + pads[2 + axis] - reach) // strides[axis] + 1
-        if given != windows:
+        if offset_extent != windows:
             node.unsupported(
-                f"'offset' has {given} positions along spatial axis {axis}, expected {windows}"
+                f"'offset' has {offset_extent} positions along spatial axis {axis}, expected "
+                f"{windows}"
             )
     mask = node.optional(4)
-    found: Expr = op.nn.deformable_conv2d(
+    convolved: Expr = op.nn.deformable_conv2d(
         node.expr(0),
         node.expr(2),
         node.expr(1),
@@ -152,12 +159,14 @@ def _deform_conv(node: Node) -> Expr:
         kernel_size=kernel,
         border="zeros",
     )
-    return found if node.optional(3) is None else op.nn.bias_add(found, node.expr(3), axis=1)
+    return (
+        convolved if node.optional(3) is None else op.nn.bias_add(convolved, node.expr(3), axis=1)
+    )
 
 
 def _col2im(node: Node) -> Expr:
-    """Sums of the patches that lie in the columns, each at its place in the padded image, whose
-    extents may come at run time. Places of known extents are a constant.
+    """Convert Col2Im: add the patches of the columns at their positions in the padded image, whose
+    extents may be run-time values. The positions are a constant where the extents are known.
     """
     block = node.axes(2, "block_shape")
     rank = len(block)
@@ -180,28 +189,30 @@ def _col2im(node: Node) -> Expr:
     node.scope.require(binary(EQ, columns, product_of(steps)), " with 'image_shape'")
     zeros = op.full(const(0, node.dtype(0)), (planes, product_of(padded)), dtype=node.dtype(0))
     updates = op.reshape(node.expr(0), (planes, count))
-    place = folded_table(node, _patch_places(node, window, padded, steps))
-    places = op.broadcast_to(op.reshape(place, (1, count)), (planes, count))
-    total = op.scatter_elements(zeros, places, updates, axis=1, reduction="add")
-    whole = op.reshape(total, (batch, channels, *padded))
+    patch_offsets = folded_table(node, _patch_places(node, window, padded, steps))
+    indices = op.broadcast_to(op.reshape(patch_offsets, (1, count)), (planes, count))
+    total = op.scatter_elements(zeros, indices, updates, axis=1, reduction="add")
+    padded_image = op.reshape(total, (batch, channels, *padded))
     begin = list(pads[:rank])
     end = as_attr(tidy(b + d) for b, d in zip(begin, image, strict=True))
-    return op.strided_slice(whole, begin=begin, end=end, axes=list(range(2, 2 + rank)))
+    return op.strided_slice(padded_image, begin=begin, end=end, axes=list(range(2, 2 + rank)))
 
 
 def _patch_places(
     node: Node, window: Window, padded: Sequence[PrimExpr], steps: Sequence[PrimExpr]
 ) -> Expr:
-    """Return [taps, *steps]: the flat place in the padded image of each element of each patch."""
+    """Return [taps, *steps]: the flat position in the padded image of each element of each
+    patch.
+    """
     rank = len(steps)
     taps = np.array(list(np.ndindex(*window.kernel)), np.int64) * np.array(window.dilations)
-    place: Expr = const(np.zeros((len(taps), *(1,) * rank), np.int64))
+    position: Expr = const(np.zeros((len(taps), *(1,) * rank), np.int64))
     for axis, (extent, count, stride) in enumerate(zip(padded, steps, window.strides, strict=True)):
         starts = op.multiply(op.arange(0, count, 1, dtype="int64"), const(np.int64(stride)))
         tap = const(taps[:, axis].reshape(-1, *(1,) * rank))
         own = op.add(append_axes(starts, rank - 1 - axis), tap)
-        place = op.add(op.multiply(place, node.scope.scalar(extent)), own)
-    return place
+        position = op.add(op.multiply(position, node.scope.scalar(extent)), own)
+    return position
 
 
 _PADDING = {"mode": tuple(_METHODS), "padding_mode": ("zeros", "border", "reflection")}

@@ -1,8 +1,8 @@
 """Matrix products.
 
-A constant right side becomes the weight of nn.dense, transposed as a view, which packing turns
-back: no copy of it is made in between. Leading axes of the left side stay; where both sides have
-some, they broadcast and are joined into the one batch of nn.batch_matmul.
+A constant right operand becomes the weight of nn.dense, transposed as a view, which packing
+transposes back without an intermediate copy. Leading axes of the left operand stay; where both
+operands have some, they broadcast and are joined into the one batch axis of nn.batch_matmul.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ekiden.topi.shape import known
 
 
 def _weight(matrix: Array) -> Expr:
-    """A constant right side [k, n] as the weight [n, k] of nn.dense: a view, for packing it turns
-    it back.
+    """Return a constant right operand [k, n] as the weight [n, k] of nn.dense. It is a view, as
+    packing transposes it back.
     """
     return const(matrix.T)
 
 
 def multiply_matrices(node: Node) -> Expr:
-    """MatMul, in the dtype of its inputs."""
+    """Convert MatMul, in the dtype of its inputs."""
     b = node.value(1)
     if not node.rank(0) or not node.rank(1):
         node.unsupported("inputs must have at least 1 dimension")
@@ -36,6 +36,7 @@ def multiply_matrices(node: Node) -> Expr:
     node.scope.same(node.shape(0)[-1:], node.shape(1)[-2:][:1])
     if b.array is not None and b.array.ndim == 2:
         return op.nn.dense(node.expr(0), _weight(b.array), units=b.array.shape[1])
+    # A vector operand is promoted to a matrix and its axis removed again, as numpy.matmul does.
     if node.rank(1) == 1:
         return _times_vector(node)
     if node.rank(1) == 2:
@@ -47,18 +48,24 @@ def multiply_matrices(node: Node) -> Expr:
 
 
 def _check_inner(node: Node) -> None:
-    """Say which dimensions differ as the model has them: a constant side is turned around later."""
-    left, right = node.shape(0)[-1], node.shape(1)[-2:][0]
-    if known(left) is not None and known(right) is not None and known(left) != known(right):
+    """Raise ImportModelError naming the dimensions that differ, as the model has them: a constant
+    operand is transposed later.
+    """
+    left_extent, right_extent = node.shape(0)[-1], node.shape(1)[-2:][0]
+    if (
+        known(left_extent) is not None
+        and known(right_extent) is not None
+        and known(left_extent) != known(right_extent)
+    ):
         at = max(node.rank(1) - 2, 0)
         raise ImportModelError(
             f"dimension {node.rank(0) - 1} of the left input and dimension {at} of the right one "
-            f"must agree, got {left!r} and {right!r}"
+            f"must agree, got {left_extent!r} and {right_extent!r}"
         )
 
 
 def _times_vector(node: Node) -> Expr:
-    """The vector as a weight of one row; its axis goes again."""
+    """Return the product with a vector: a weight of one row, whose axis is squeezed again."""
     return op.squeeze(
         op.nn.dense(node.expr(0), op.expand_dims(node.expr(1), axis=0), units=1), axis=-1
     )
@@ -74,17 +81,18 @@ def _gemm(node: Node) -> Expr:
     )
     weight = node.value(1).array
     if weight is not None:
-        found: Expr = op.nn.dense(data, node.expr(1) if transposed else _weight(weight))
+        product: Expr = op.nn.dense(data, node.expr(1) if transposed else _weight(weight))
     else:
-        found = op.nn.matmul(data, node.expr(1), transpose_b=transposed)
-    found = _scaled(node, found, node.get_float("alpha", 1.0))
+        product = op.nn.matmul(data, node.expr(1), transpose_b=transposed)
+    product = _scaled(node, product, node.get_float("alpha", 1.0))
     bias = node.optional(2)
     beta = node.get_float("beta", 1.0)
     if bias is None or beta == 0:
-        return found
+        return product
+    # A constant bias absorbs beta at import.
     if bias.array is not None and beta != 1:
         bias, beta = constant(np.asarray(bias.array * np.asarray(beta, bias.array.dtype))), 1.0
-    return op.add(found, _scaled(node, node.scope.expr(bias), beta))
+    return op.add(product, _scaled(node, node.scope.expr(bias), beta))
 
 
 def _scaled(node: Node, expr: Expr, factor: float) -> Expr:
@@ -93,8 +101,8 @@ def _scaled(node: Node, expr: Expr, factor: float) -> Expr:
 
 def _einsum(node: Node) -> Expr:
     equation = node.get_string("equation", "")
-    given, arrow, wanted = equation.partition("->")
-    if arrow and "..." in given and "..." not in wanted:
+    operands, arrow, result_axes = equation.partition("->")
+    if arrow and "..." in operands and "..." not in result_axes:
         node.unsupported(f"the result of {equation!r} must name the axes of '...'")
     return op.einsum(node.exprs(), equation)
 
@@ -105,7 +113,7 @@ def _trilu(node: Node) -> Expr:
 
 
 def _eye_like(node: Node) -> Expr:
-    """Ones where the column is `k` beyond the row."""
+    """Return ones where the column is `k` beyond the row, zeros elsewhere."""
     rows, columns = node.shape(0)
     dtype = from_onnx_dtype(node.get_int("dtype")) if node.has("dtype") else node.dtype(0)
     row = op.expand_dims(op.arange(0, rows, 1, dtype="int64"), axis=1)

@@ -1,5 +1,5 @@
-"""Operators of ai.onnx.ml that prepare features: tables from one value to another, scaling,
-one-hot, counts of n-grams.
+"""Operators of ai.onnx.ml that prepare features: lookup tables, scaling, one-hot encoding, n-gram
+counts.
 """
 
 from __future__ import annotations
@@ -28,57 +28,73 @@ _END = 2**31 - 1
 
 
 def shape_of(value: Value) -> Shape:
-    """The shape of numbers or strings."""
+    """Return the shape of a tensor of numbers or strings."""
     return value.shape if isinstance(value, TextValue) else value.type.shape
 
 
-def index_of(node: Node, given: Value, keys: Array | Sequence[int | float | str]) -> Expr:
-    """Where each element stands among the keys: int64, -1 for none; of equal keys the last."""
-    places = {k: i for i, k in enumerate(keys)}
-    if isinstance(given, TextValue):
-        order = sorted_texts(map(str, places))
-        found = op.text.find(rows(given), const(encode(order)))
-        found = op.reshape(found, given.shape, allowzero=True)
-        return _taken([places[k] for k in order], found, -1)
-    dtype = given.type.dtype
-    if any(isinstance(k, str) for k in places):
+def index_of(node: Node, elements: Value, keys: Array | Sequence[int | float | str]) -> Expr:
+    """Return the index of each element among the keys: int64, -1 for none; of equal keys the last.
+
+    Args:
+        node: the node.
+        elements: numbers or strings.
+        keys: the keys, of one type with the elements.
+    """
+    key_index = {k: i for i, k in enumerate(keys)}
+    if isinstance(elements, TextValue):
+        order = sorted_texts(map(str, key_index))
+        sorted_index = op.text.find(rows(elements), const(encode(order)))
+        sorted_index = op.reshape(sorted_index, elements.shape, allowzero=True)
+        return _taken([key_index[k] for k in order], sorted_index, -1)
+    dtype = elements.type.dtype
+    if any(isinstance(k, str) for k in key_index):
         node.unsupported(f"strings cannot be looked up among elements of {dtype}")
     ends = int_range(dtype)
-    numbers = [k for k in places if k == k and not isinstance(k, str)]
+    numbers = [k for k in key_index if k == k and not isinstance(k, str)]
     if ends is not None:  # what the type cannot hold is no element's
         numbers = [k for k in numbers if ends[0] <= k <= ends[1]]
+    # Keys are sorted at import, so that the lookup is a binary search over a constant.
     table = np.unique(np.array(numbers, dtype))
     if not table.size:
-        return op.full_like(op.cast(node.scope.expr(given), "int64"), const(np.int64(-1)))
-    at = op.searchsorted(const(table), node.scope.expr(given), dtype="int64")
+        return op.full_like(op.cast(node.scope.expr(elements), "int64"), const(np.int64(-1)))
+    at = op.searchsorted(const(table), node.scope.expr(elements), dtype="int64")
     at = op.minimum(at, const(np.int64(len(table) - 1)))
-    same = op.equal(op.take(const(table), at, axis=0), node.scope.expr(given))
-    by_value = {np.array(k, dtype).item(): places[k] for k in numbers}
-    absent = next((i for k, i in places.items() if k != k), -1)
+    same = op.equal(op.take(const(table), at, axis=0), node.scope.expr(elements))
+    by_value = {np.array(k, dtype).item(): key_index[k] for k in numbers}
+    # NaN equals nothing, so a NaN key is looked up by isnan instead of by search.
+    absent = next((i for k, i in key_index.items() if k != k), -1)
     none: Expr = const(np.int64(-1))
     if absent >= 0:
-        none = op.where(op.isnan(node.scope.expr(given)), const(np.int64(absent)), none)
-    mine = const(np.array([by_value[v.item()] for v in table], np.int64))
-    return op.where(same, op.take(mine, at, axis=0), none)
+        none = op.where(op.isnan(node.scope.expr(elements)), const(np.int64(absent)), none)
+    table_index = const(np.array([by_value[v.item()] for v in table], np.int64))
+    return op.where(same, op.take(table_index, at, axis=0), none)
 
 
-def _taken(table: Sequence[int], places: Expr, default: int) -> Expr:
-    """Entries of a table; place -1 gives the default."""
+def _taken(table: Sequence[int], indices: Expr, default: int) -> Expr:
+    """Look up entries of a table; index -1 selects the default."""
     return op.take(
-        const(np.array([*table, default], np.int64)), _or_last(places, len(table)), axis=0
+        const(np.array([*table, default], np.int64)), _or_last(indices, len(table)), axis=0
     )
 
 
-def _or_last(places: Expr, last: int) -> Expr:
-    """Places in a table, with `last` for -1."""
-    return op.where(op.less(places, const(np.int64(0))), const(np.int64(last)), places)
+def _or_last(indices: Expr, last: int) -> Expr:
+    """Replace index -1 by `last`."""
+    return op.where(op.less(indices, const(np.int64(0))), const(np.int64(last)), indices)
 
 
-def looked_up(node: Node, places: Expr, values: Array, default: object) -> Expr | TextValue:
-    """Values by places; -1 gives the default."""
+def looked_up(node: Node, indices: Expr, values: Array, default: object) -> Expr | TextValue:
+    """Look up values by index; index -1 selects the default.
+
+    Args:
+        node: the node.
+        indices: int64, -1 for the default.
+        values: the table; strings where its dtype is object.
+        default: the value for index -1.
+    """
+    # The default is appended to the table: one gather then serves hits and misses.
     end = np.array([default], values.dtype)
     table = np.concatenate([values.ravel(), end])
-    at = _or_last(places, values.size)
+    at = _or_last(indices, values.size)
     if values.dtype == np.object_:
         return text_of(node.scope, op.take(const(encode(table)), at, axis=0))
     return op.take(const(table), at, axis=0)
@@ -91,10 +107,12 @@ _TYPES = {"floats": np.float32, "int64s": np.int64, "strings": object}
 
 
 def attribute_list(node: Node, prefix: str) -> tuple[str, Array]:
-    """The list that a node gives as `prefix` of one of several types: which, and its values."""
-    found = node.get_tensor(f"{prefix}_tensor")
-    if found is not None:
-        return "tensor", found.ravel()
+    """Return the list that a node has as attribute `prefix`_* of one of several types: the type's
+    name, and its values.
+    """
+    tensor = node.get_tensor(f"{prefix}_tensor")
+    if tensor is not None:
+        return "tensor", tensor.ravel()
     for kind, dtype in _TYPES.items():
         if node.has(f"{prefix}_{kind}"):
             read = {"floats": node.get_floats, "int64s": node.get_ints, "strings": node.get_strings}
@@ -105,9 +123,9 @@ def attribute_list(node: Node, prefix: str) -> tuple[str, Array]:
 def _default(node: Node, kind: str, values: Array) -> object:
     name = f"default_{kind.removesuffix('s')}"
     if kind == "tensor":
-        given = node.get_tensor(name)
+        tensor = node.get_tensor(name)
         plain = "_Unused" if values.dtype == np.object_ else -1 if values.dtype.kind == "i" else 0
-        return plain if given is None else given.ravel()[0]
+        return plain if tensor is None else tensor.ravel()[0]
     if kind == "strings":
         return node.get_string(name, "_Unused")
     return node.get_int(name, -1) if kind == "int64s" else node.get_float(name, -0.0)
@@ -118,19 +136,19 @@ def _label_encoder(node: Node) -> Result:
     kind, values = attribute_list(node, "values")
     if keys.size != values.size:
         node.unsupported(f"as many values as keys expected, got {values.size} and {keys.size}")
-    places = index_of(node, node.value(0), keys.tolist())
-    return looked_up(node, places, values, _default(node, kind, values))
+    indices = index_of(node, node.value(0), keys.tolist())
+    return looked_up(node, indices, values, _default(node, kind, values))
 
 
 def _two_ways(node: Node, words: Sequence[str], numbers: Sequence[int]) -> Result:
-    """From words to numbers, or back, as the input is."""
+    """Map strings to numbers, or numbers to strings, by the type of the input."""
     if isinstance(node.value(0), TextValue):
-        places = index_of(node, node.value(0), words)
+        indices = index_of(node, node.value(0), words)
         values = np.array(numbers, np.int64)
-        return looked_up(node, places, values, node.get_int("default_int64", -1))
-    places = index_of(node, node.value(0), numbers)
+        return looked_up(node, indices, values, node.get_int("default_int64", -1))
+    indices = index_of(node, node.value(0), numbers)
     values = np.array(words, object)
-    return looked_up(node, places, values, node.get_string("default_string", "_Unused"))
+    return looked_up(node, indices, values, node.get_string("default_string", "_Unused"))
 
 
 def _label_encoder_1(node: Node) -> Result:
@@ -143,13 +161,15 @@ def _category_mapper(node: Node) -> Result:
 
 
 def _one_hot(node: Node) -> Expr:
-    """Unknown categories are rows of zeros, whatever `zeros` says."""
+    """Convert OneHotEncoder. Unknown categories are rows of zeros, whatever the attribute `zeros`
+    is.
+    """
     _, cats = attribute_list(node, "cats")
-    given = node.value(0)
-    if not isinstance(given, TextValue) and is_float(given.type.dtype):
-        given = node.scope.bound(op.cast(node.expr(0), "int64"))
-    places = index_of(node, given, cats.tolist())
-    wide = op.expand_dims(places, axis=len(shape_of(given)))
+    categories = node.value(0)
+    if not isinstance(categories, TextValue) and is_float(categories.type.dtype):
+        categories = node.scope.bound(op.cast(node.expr(0), "int64"))
+    indices = index_of(node, categories, cats.tolist())
+    wide = op.expand_dims(indices, axis=len(shape_of(categories)))
     return op.cast(op.equal(wide, const(np.arange(cats.size, dtype=np.int64))), "float32")
 
 
@@ -157,13 +177,13 @@ def _one_hot(node: Node) -> Expr:
 
 
 def as_rows(node: Node, index: int = 0) -> Expr:
-    """Return an input of rows [n, c]; a vector [c] is one row."""
+    """Return an input as rows [n, c]; a vector [c] is one row."""
     data = node.expr(index)
     return op.expand_dims(data, axis=0) if node.rank(index) == 1 else data
 
 
 def as_float(node: Node, index: int = 0) -> Expr:
-    """Return an input of rows as float32, unless it is a float."""
+    """Return an input as rows of float32, unless it already is of a float dtype."""
     data = as_rows(node, index)
     return data if is_float(node.dtype(index)) else op.cast(data, "float32")
 
@@ -181,6 +201,7 @@ def _normalizer(node: Node) -> Expr:
         size = op.sqrt(op.sum(op.multiply(data, data), axis=axis, keepdims=True))
     else:
         size = (op.max if norm == "MAX" else op.sum)(op.abs(data), axis=axis, keepdims=True)
+    # A row of zeros stays zero instead of becoming NaN.
     return op.divide(data, op.maximum(size, const(np.float32(1e-30))))
 
 
@@ -204,7 +225,7 @@ def _imputer(node: Node) -> Expr:
 
 
 def _feature_vectorizer(node: Node) -> Expr:
-    parts = []
+    columns = []
     widths = node.get_ints("inputdimensions")
     if len(widths) != len(node.inputs):
         node.unsupported(f"'inputdimensions' has {len(widths)} numbers for {len(node.inputs)}")
@@ -219,18 +240,18 @@ def _feature_vectorizer(node: Node) -> Expr:
             data = op.strided_slice(data, [0], [width], axes=[1])
         elif have < width:
             data = op.nn.pad(data, [(0, 0), (0, width - have)], const(np.float32(0)))
-        parts.append(data)
-    return parts[0] if len(parts) == 1 else op.concatenate(Tuple(tuple(parts)), axis=1)
+        columns.append(data)
+    return columns[0] if len(columns) == 1 else op.concatenate(Tuple(tuple(columns)), axis=1)
 
 
 def _feature_extractor(node: Node) -> Expr | TextValue:
-    given = node.value(0)
-    rank = len(shape_of(given))
-    data = given.expr if isinstance(given, TextValue) else node.expr(0)
+    features = node.value(0)
+    rank = len(shape_of(features))
+    data = features.expr if isinstance(features, TextValue) else node.expr(0)
     assert data is not None
-    found = op.take(data, op.reshape(node.expr(1), (-1,)), axis=rank - 1, mode="raise")
-    made = op.expand_dims(found, axis=0) if rank == 1 else found
-    return text_of(node.scope, made) if isinstance(given, TextValue) else made
+    selected = op.take(data, op.reshape(node.expr(1), (-1,)), axis=rank - 1, mode="raise")
+    selected_rows = op.expand_dims(selected, axis=0) if rank == 1 else selected
+    return text_of(node.scope, selected_rows) if isinstance(features, TextValue) else selected_rows
 
 
 def _zip_map(node: Node) -> MapValue:
@@ -246,15 +267,17 @@ def _zip_map(node: Node) -> MapValue:
 
 
 def _grams(node: Node, count: int) -> list[tuple[int, int, int]]:
-    """(length, first place in the pool, number) of the n-grams that are counted."""
+    """Return (length, first index in the pool, count) of the n-grams; length 0 for those that are
+    not counted.
+    """
     starts = [*node.get_ints("ngram_counts"), count]
     first, last = node.get_int("min_gram_length", 1), node.get_int("max_gram_length", 1)
-    found, gram = [], 0
+    grams, gram = [], 0
     for size, (start, end) in enumerate(pairwise(starts), 1):
         number = (end - start) // size
-        found.append((size if first <= size <= last else 0, start, number))
+        grams.append((size if first <= size <= last else 0, start, number))
         gram += number
-    return found
+    return grams
 
 
 MAX_SKIPS = 1000
@@ -262,8 +285,8 @@ MAX_SKIPS = 1000
 
 
 def _skips(node: Node, length: int | None, size: int) -> int:
-    """Return how many tokens may be left out between two of an n-gram: no more than leave it room
-    in a row. Raises Unsupported for a number that is negative, or huge where rows have any length.
+    """Return how many tokens may be skipped between two of an n-gram, bounded by the length of a
+    row. Raises Unsupported for a number that is negative, or huge where rows have any length.
     """
     skips = node.get_int("max_skip_count", 0)
     if skips < 0 or (length is None and skips > MAX_SKIPS):
@@ -274,23 +297,24 @@ def _skips(node: Node, length: int | None, size: int) -> int:
 
 
 def _occurrences(node: Node, ids: Expr, pool: Array, size: int) -> Expr:
-    """How often each n-gram of a pool [number, size] occurs in each row of ids [batch, length]."""
+    """Count each n-gram of a pool [count, size] in each row of ids [batch, length]."""
     length = node.typed(ids).shape[1]
     skips = _skips(node, known(length), size)
-    found = []
+    counts = []
+    # Skip n-grams: the items of an n-gram are `step` tokens apart, for every step that is allowed.
     for step in range(1, skips + 2):
         wide = op.nn.pad(ids, [(0, 0), (0, (size - 1) * step)], const(np.int64(-1)))
         same = []
         for k in range(size):
-            part = op.strided_slice(wide, [0, k * step], [_END, length + k * step], axes=[0, 1])
-            same.append(op.equal(op.expand_dims(part, axis=2), const(pool[:, k])))
+            shifted = op.strided_slice(wide, [0, k * step], [_END, length + k * step], axes=[0, 1])
+            same.append(op.equal(op.expand_dims(shifted, axis=2), const(pool[:, k])))
         hits = op.cast(reduce(op.logical_and, same), "float32")
-        found.append(op.sum(hits, axis=1))
-    return reduce(op.add, found)
+        counts.append(op.sum(hits, axis=1))
+    return reduce(op.add, counts)
 
 
 def _tf_idf(node: Node) -> Expr:
-    """Each n-gram of the pool has a column; tokens are numbered first."""
+    """Convert TfIdfVectorizer: each n-gram of the pool has a column; tokens are numbered first."""
     strings = node.has("pool_strings")
     pool: list[int | float | str] = []
     pool += node.get_strings("pool_strings") if strings else node.get_ints("pool_int64s")
@@ -299,26 +323,30 @@ def _tf_idf(node: Node) -> Expr:
     rank = len(shape_of(node.value(0)))
     batch = op.expand_dims(ids, axis=0) if rank == 1 else ids
     columns = np.array(node.get_ints("ngram_indexes"), np.int64)
-    parts: list[Expr] = []
+    counts: list[Expr] = []
     used: list[int] = []
     at = 0
     for size, start, number in _grams(node, len(pool)):
         if size and number:
             flat = [tokens[t] for t in pool[start : start + size * number]]
-            parts.append(_occurrences(node, batch, np.array(flat).reshape(number, size), size))
+            counts.append(_occurrences(node, batch, np.array(flat).reshape(number, size), size))
             used += range(at, at + number)
         at += number
     if at != len(columns):
         node.unsupported(f"'ngram_indexes' has {len(columns)} entries for {at} n-grams")
-    found = _weighted(node, parts, np.array(used, np.int64), columns)
-    return op.squeeze(found, axis=[0]) if rank == 1 else found
+    weighted = _weighted(node, counts, np.array(used, np.int64), columns)
+    return op.squeeze(weighted, axis=[0]) if rank == 1 else weighted
 
 
-def _weighted(node: Node, parts: Sequence[Expr], used: Array, columns: Array) -> Expr:
-    """Counts by weights, each in its column; columns that no n-gram has are 0."""
-    if not parts:
+def _weighted(node: Node, gram_counts: Sequence[Expr], used: Array, columns: Array) -> Expr:
+    """Weight the counts and place each in its column; columns without an n-gram are 0."""
+    if not gram_counts:
         node.unsupported("no n-gram has a length that is counted")
-    counts = parts[0] if len(parts) == 1 else op.concatenate(Tuple(tuple(parts)), axis=1)
+    counts = (
+        gram_counts[0]
+        if len(gram_counts) == 1
+        else op.concatenate(Tuple(tuple(gram_counts)), axis=1)
+    )
     mode = node.get_string("mode", "TF")
     if mode != "TF":
         weights = np.ones(len(columns), np.float32)
@@ -327,10 +355,10 @@ def _weighted(node: Node, parts: Sequence[Expr], used: Array, columns: Array) ->
         base = counts if mode == "TFIDF" else op.minimum(counts, const(np.float32(1)))
         counts = op.multiply(base, const(weights[used]))
     width = node.believed("a number of 'ngram_indexes'", int(columns.max()) + 1)
-    place = np.full(width, len(used), np.int64)
-    place[columns[used]] = np.arange(len(used))
+    count_index = np.full(width, len(used), np.int64)
+    count_index[columns[used]] = np.arange(len(used))
     padded = op.nn.pad(counts, [(0, 0), (0, 1)], const(np.float32(0)))
-    return op.take(padded, const(place), axis=1)
+    return op.take(padded, const(count_index), axis=1)
 
 
 # fmt: off

@@ -1,5 +1,5 @@
-"""Classifiers and regressors of ai.onnx.ml: linear ones, support vector machines, trees. What the
-standard leaves open about labels and scores is as ONNX's reference has it.
+"""Classifiers and regressors of ai.onnx.ml: linear models, support vector machines, tree ensembles.
+Where the standard is open about labels and scores, they follow ONNX's reference implementation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _number(node: Node, like: Expr, value: float) -> Expr:
 
 
 def _both(first: Expr, second: Expr) -> Expr:
-    """Two columns side by side."""
+    """Concatenate two columns."""
     return op.concatenate(Tuple((first, second)), axis=1)
 
 
@@ -37,11 +37,12 @@ def _both(first: Expr, second: Expr) -> Expr:
 
 
 def _softmax_zero(node: Node, scores: Expr) -> Expr:
-    """Softmax in which scores of 0 stay 0."""
+    """Return the softmax in which scores of 0 stay 0."""
 
     def one(value: float) -> Expr:
         return _number(node, scores, value)
 
+    # The maximum is subtracted so that exp cannot overflow.
     greatest = op.max(scores, axis=1, keepdims=True)
     is_zero = op.less_equal(op.abs(scores), one(1e-7))
     small = op.multiply(scores, op.exp(op.negative(greatest)))
@@ -52,7 +53,9 @@ def _softmax_zero(node: Node, scores: Expr) -> Expr:
 
 
 def _probit(node: Node, scores: Expr) -> Expr:
-    """The inverse of the normal distribution, by Winitzki's approximation of the inverse of erf."""
+    """Return the probit function (inverse normal CDF), by Winitzki's approximation of the inverse
+    of erf.
+    """
 
     def one(value: float) -> Expr:
         return _number(node, scores, value)
@@ -67,7 +70,7 @@ def _probit(node: Node, scores: Expr) -> Expr:
 
 
 def post_transform(node: Node, scores: Expr) -> Expr:
-    """Scores [n, k] as the attribute of that name says."""
+    """Apply the attribute `post_transform` to scores [n, k]."""
     match node.get_string("post_transform", "NONE"):
         case "SOFTMAX":
             return op.nn.softmax(scores, axis=1)
@@ -81,7 +84,7 @@ def post_transform(node: Node, scores: Expr) -> Expr:
 
 
 def class_labels(node: Node) -> Array | None:
-    """The labels of the classes, int64 or objects; None if the node gives none."""
+    """Return the labels of the classes, int64 or objects; None if the node declares none."""
     if node.has("classlabels_strings") and node.get_strings("classlabels_strings"):
         return np.array(node.get_strings("classlabels_strings"), object)
     for name in ("classlabels_ints", "classlabels_int64s"):
@@ -90,12 +93,12 @@ def class_labels(node: Node) -> Array | None:
     return None
 
 
-def _labelled(node: Node, places: Expr) -> Result:
-    """Labels of classes by their places."""
+def _labelled(node: Node, class_indices: Expr) -> Result:
+    """Return the labels of classes by index."""
     labels = class_labels(node)
     if labels is None:
-        return places
-    return looked_up(node, places, labels, labels[0])
+        return class_indices
+    return looked_up(node, class_indices, labels, labels[0])
 
 
 def _best(scores: Expr) -> Expr:
@@ -103,26 +106,26 @@ def _best(scores: Expr) -> Expr:
 
 
 def _threshold_labels(node: Node, scores: Expr, limit: float) -> Result:
-    """Labels where there is one column of scores: the class, or none."""
+    """Return the labels where there is one column of scores: the class, or none."""
     above = op.greater_equal(op.squeeze(scores, axis=[1]), _number(node, scores, limit))
     labels = class_labels(node)
     first = np.array([1], np.int64) if labels is None else labels[:1]
-    places = op.where(above, const(np.int64(0)), const(np.int64(-1)))
-    return looked_up(node, places, first, "" if first.dtype == np.object_ else 0)
+    class_indices = op.where(above, const(np.int64(0)), const(np.int64(-1)))
+    return looked_up(node, class_indices, first, "" if first.dtype == np.object_ else 0)
 
 
 def _rows(values: Sequence[float], rows: int, width: int = -1) -> Array:
-    """A list of coefficients as a matrix of so many rows. Raises ImportModelError where they are no
-    such matrix.
+    """Return a list of coefficients as a matrix of `rows` rows, or of rows of `width`. Raises
+    ImportModelError where their number does not fit.
     """
     if (rows < 1 and width < 1) or len(values) % (rows if width < 1 else width):
-        wanted = f"rows of {width}" if width > 0 else f"{rows} rows"
-        raise ImportModelError(f"{len(values)} coefficients cannot be {wanted}")
+        expected = f"rows of {width}" if width > 0 else f"{rows} rows"
+        raise ImportModelError(f"{len(values)} coefficients cannot be {expected}")
     return np.array(values, np.float32).reshape(rows, width)
 
 
 def _times(node: Node, data: Expr, weights: Array) -> Expr:
-    """Products of rows [n, k] with the rows of `weights` [m, k]: [n, m]."""
+    """Return the products of rows [n, k] with the rows of `weights` [m, k]: [n, m]."""
     node.scope.same(node.typed(data).shape[1:], (as_dim(weights.shape[1]),))
     return op.nn.dense(data, const(weights), units=len(weights))
 
@@ -142,6 +145,7 @@ def _linear_classifier(node: Node) -> Result:
     count = 1 if labels is None else len(labels)
     columns = len(node.get_floats("intercepts")) if node.has("intercepts") else count
     scores = _linear_scores(node, columns)
+    # A binary classifier stores the coefficients of the second class alone.
     if columns == 1 and count == 2:
         scores = _both(op.negative(scores), scores)
     scores = op.cast(post_transform(node, scores), "float32")
@@ -151,8 +155,8 @@ def _linear_classifier(node: Node) -> Result:
     return [_label(_labelled(node, _best(scores))), scores]
 
 
-def _label(found: Result) -> Expr:
-    return found  # type: ignore[return-value]
+def _label(result: Result) -> Expr:
+    return result  # type: ignore[return-value]
 
 
 def _linear_regressor(node: Node) -> Expr:
@@ -164,13 +168,17 @@ def _linear_regressor(node: Node) -> Expr:
 
 
 def _kernel(node: Node, data: Expr, vectors: Array) -> Expr:
-    """The kernel of each row with each support vector: [n, vectors]."""
+    """Return the SVM kernel of each row with each support vector: [n, vectors]."""
     params = node.get_floats("kernel_params") if node.has("kernel_params") else ()
     gamma, coef0, degree = (*params, 0.0, 0.0, 0.0)[:3]
     kind = node.get_string("kernel_type", "LINEAR")
     if kind == "RBF":
-        far = op.subtract(op.expand_dims(data, axis=1), const(vectors))
-        return op.exp(op.multiply(const(np.float32(-gamma)), op.sum(op.multiply(far, far), axis=2)))
+        difference = op.subtract(op.expand_dims(data, axis=1), const(vectors))
+        return op.exp(
+            op.multiply(
+                const(np.float32(-gamma)), op.sum(op.multiply(difference, difference), axis=2)
+            )
+        )
     products = _times(node, data, vectors)
     if kind == "LINEAR":
         return products
@@ -190,11 +198,11 @@ def _svm_regressor(node: Node) -> Expr:
     if count:
         data = _kernel(node, data, _rows(node.get_floats("support_vectors"), count))
     weights = _rows(node.get_floats("coefficients"), 1)
-    found = op.add(_times(node, data, weights), _rho(node, 1))
+    scores = op.add(_times(node, data, weights), _rho(node, 1))
     if node.get_int("one_class", 0):
-        above = op.greater(found, const(np.float32(0)))
+        above = op.greater(scores, const(np.float32(0)))
         return op.where(above, const(np.float32(1)), const(np.float32(-1)))
-    return post_transform(node, found)
+    return post_transform(node, scores)
 
 
 def _svm_classifier(node: Node) -> Result:
@@ -214,7 +222,7 @@ def _svm_classifier(node: Node) -> Result:
 
 
 def _pair_scores(node: Node, data: Expr, per_class: Sequence[int]) -> Expr:
-    """The score of each pair of classes, above 0 for the first: [n, pairs]."""
+    """Return the decision value of each pair of classes, above 0 for the first: [n, pairs]."""
     total = sum(per_class)
     vectors = _rows(node.get_floats("support_vectors"), total)
     weights = _rows(node.get_floats("coefficients"), -1, total)
@@ -222,48 +230,57 @@ def _pair_scores(node: Node, data: Expr, per_class: Sequence[int]) -> Expr:
     pairs = list(combinations(range(len(per_class)), 2))
     table = np.zeros((len(pairs), total), np.float32)
     for column, (i, j) in enumerate(pairs):
-        for own, other in ((i, j - 1), (j, i)):
-            part = slice(starts[own], starts[own + 1])
-            table[column, part] = weights[other, part]
+        # libsvm's layout: row j - 1 of class i's coefficients belongs to the pair (i, j), row i of
+        # class j's too.
+        for class_index, weight_row in ((i, j - 1), (j, i)):
+            vectors_of_class = slice(starts[class_index], starts[class_index + 1])
+            table[column, vectors_of_class] = weights[weight_row, vectors_of_class]
     return op.add(_times(node, _kernel(node, data, vectors), table), _rho(node, len(pairs)))
 
 
 def _votes(node: Node, pairs: Expr, classes: int) -> Expr:
-    """How many pairs each class wins."""
+    """Count the pairs that each class wins (one-against-one voting)."""
     wins = np.zeros((2, classes, classes * (classes - 1) // 2), np.float32)
     for row, (i, j) in enumerate(combinations(range(classes), 2)):
         wins[0, i, row] = wins[1, j, row] = 1
     first = op.greater(pairs, const(np.float32(0)))
-    given = (op.cast(first, "float32"), op.cast(op.logical_not(first), "float32"))
-    return op.add(*(_times(node, g, w) for g, w in zip(given, wins, strict=True)))
+    outcomes = (op.cast(first, "float32"), op.cast(op.logical_not(first), "float32"))
+    return op.add(*(_times(node, g, w) for g, w in zip(outcomes, wins, strict=True)))
 
 
 def _probabilities(node: Node, pairs: Expr, classes: int) -> Expr:
-    """Those of classes [n, classes], of the logistic functions of the scores of pairs."""
+    """Return the class probabilities [n, classes] from the pairs' Platt-scaled decision values, by
+    pairwise coupling (Wu, Lin and Weng 2004).
+    """
     a, b = (const(np.array(node.get_floats(n), np.float32)) for n in ("prob_a", "prob_b"))
     chance = op.sigmoid(op.negative(op.add(op.multiply(pairs, a), b)))
+    # libsvm's min_prob keeps the pairwise probabilities away from 0 and 1.
     chance = op.clip(chance, 1e-7, 1 - 1e-7)
     columns = list(combinations(range(classes), 2))
-    place = np.zeros((classes, classes), np.int64)
-    turned = np.zeros((classes, classes), np.bool_)
+    pair_index = np.zeros((classes, classes), np.int64)
+    is_complement = np.zeros((classes, classes), np.bool_)
     for column, (i, j) in enumerate(columns):
-        place[i, j] = place[j, i] = column
-        turned[j, i] = True
-    square = op.take(chance, const(place), axis=1)
-    whole = op.where(const(turned), op.subtract(const(np.float32(1)), square), square)
-    return op.ml.couple(whole)
+        pair_index[i, j] = pair_index[j, i] = column
+        is_complement[j, i] = True
+    square = op.take(chance, const(pair_index), axis=1)
+    pair_probabilities = op.where(
+        const(is_complement), op.subtract(const(np.float32(1)), square), square
+    )
+    return op.ml.couple(pair_probabilities)
 
 
 def _svm_result(node: Node, votes: Expr, scores: Expr, proba: bool, positive: bool) -> Result:
-    """Labels and scores; with two classes and one score there is another for the first class."""
+    """Return labels and scores; with two classes and one score, the first class gets its
+    negative.
+    """
     labels = class_labels(node)
     count = node.typed(scores).shape[1]
     width = int(getattr(count, "value", 0))
     single = len(node.get_floats("rho")) == 1
     if single and (labels is None or len(labels) != 2):
         best = op.max(votes, axis=1)
-        places = op.cast(op.greater(best, const(np.float32(0))), "int64")
-        label: Result = places
+        class_indices = op.cast(op.greater(best, const(np.float32(0))), "int64")
+        label: Result = class_indices
     elif single and positive and not proba:
         sure = op.greater_equal(op.max(votes, axis=1), const(np.float32(0.5)))
         label = _labelled(node, op.where(sure, const(np.int64(1)), _best(votes)))
@@ -280,25 +297,27 @@ def _svm_result(node: Node, votes: Expr, scores: Expr, proba: bool, positive: bo
 
 
 def _numbers(node: Node, name: str, dtype: type) -> Array | None:
-    """A list of floats, or the tensor that newer versions have beside it."""
-    found = node.get_tensor(f"{name}_as_tensor")
-    if found is None and node.has(name):
-        found = node.float_array(name)
-    return None if found is None or not found.size else found.ravel().astype(dtype)
+    """Return a list of floats as an array, or the tensor `*_as_tensor` that newer versions have
+    beside it; None where both are absent or empty.
+    """
+    values = node.get_tensor(f"{name}_as_tensor")
+    if values is None and node.has(name):
+        values = node.float_array(name)
+    return None if values is None or not values.size else values.ravel().astype(dtype)
 
 
 def _leaves(node: Node, data: Expr, tables: Tables) -> Expr:
-    most, columns = int(tables.features.max(initial=0)), node.typed(data).shape[-1]
-    if isinstance(columns, IntImm) and columns.value <= most:
-        node.unsupported(f"a tree asks for the column {most} of {columns.value}")
-    node.scope.require(binary(GT, columns, most))
-    parts = (tables.roots, tables.features, tables.limits, tables.children, tables.missing)
-    roots, features, limits, children, missing = map(const, parts)
+    max_column, columns = int(tables.features.max(initial=0)), node.typed(data).shape[-1]
+    if isinstance(columns, IntImm) and columns.value <= max_column:
+        node.unsupported(f"a tree asks for the column {max_column} of {columns.value}")
+    node.scope.require(binary(GT, columns, max_column))
+    node_tables = (tables.roots, tables.features, tables.limits, tables.children, tables.missing)
+    roots, features, limits, children, missing = map(const, node_tables)
     return op.ml.tree_leaves(data, roots, features, limits, children, missing, tables.depth)
 
 
 class _Names:
-    """The nodes of trees by (tree, number): where each stands."""
+    """An index of tree nodes by (tree, node number), vectorised."""
 
     def __init__(self, trees: Array, ids: Array) -> None:
         self._trees = np.unique(trees)
@@ -309,7 +328,7 @@ class _Names:
         self._sorted = keys[self._order]
 
     def _keys(self, trees: Array, ids: Array) -> Array:
-        """One number for each pair; -1 for one that cannot be there."""
+        """Return one number for each pair; -1 for one that no node can have."""
         tree = np.searchsorted(self._trees, trees)
         tree = np.minimum(tree, max(len(self._trees) - 1, 0))
         number = ids - self._low
@@ -318,7 +337,7 @@ class _Names:
         return np.where(is_there, tree * self._span + number, -1)
 
     def find(self, trees: Array, ids: Array) -> Array:
-        """Where nodes stand, of those with one name the last; -1 for none."""
+        """Return the positions of nodes, of those with one name the last; -1 for none."""
         keys = self._keys(trees, ids)
         at = np.searchsorted(self._sorted, keys, side="right") - 1
         is_there = (at >= 0) & (self._sorted[at] == keys) & (keys >= 0)
@@ -327,7 +346,7 @@ class _Names:
 
 @dataclass(frozen=True, slots=True)
 class _Forest:
-    """The trees of TreeEnsembleClassifier and Regressor."""
+    """The trees of TreeEnsembleClassifier and TreeEnsembleRegressor."""
 
     tables: Tables
     names: _Names
@@ -336,7 +355,7 @@ class _Forest:
 
     @property
     def leaves(self) -> int:
-        """How many there are."""
+        """Return the number of leaves."""
         return int((self.leaf >= 0).sum())
 
 
@@ -351,34 +370,43 @@ def _old_forest(node: Node, dtype: type) -> _Forest:
     missing = missing if missing.size else np.zeros(len(ids), np.int64)
     sides = [node.int_array(f"nodes_{s}nodeids") for s in ("true", "false")]
     lists = (trees, ids, modes, features, values, missing, *sides)
-    if values is None or len({len(each) for each in lists if each is not None}) != 1:
+    if (
+        values is None
+        or len({len(values_list) for values_list in lists if values_list is not None}) != 1
+    ):
         node.unsupported("the lists 'nodes_...' must be of one length")
     is_leaf, names = modes < 0, _Names(trees, ids)
     leaf = np.where(is_leaf, np.cumsum(is_leaf) - 1, -1)
     number = np.where(is_leaf, -1 - leaf, np.cumsum(~is_leaf) - 1)
 
     def target(side: Array) -> Array:
-        """The rows of the nodes on one side of all branches. Refuses a name that no node has."""
-        wanted = side[~is_leaf]
-        at = names.find(trees[~is_leaf], wanted)
+        """Return the rows of the nodes on one side of all branches. Raises Unsupported for a name
+        that no node has.
+        """
+        target_ids = side[~is_leaf]
+        at = names.find(trees[~is_leaf], target_ids)
         if (at < 0).any():
             lost = int(np.flatnonzero(at < 0)[0])
-            node.unsupported(f"tree {trees[~is_leaf][lost]} has no node {wanted[lost]}")
+            node.unsupported(f"tree {trees[~is_leaf][lost]} has no node {target_ids[lost]}")
         return number[at]
 
     yes, no = map(target, sides)
     inner = ~is_leaf
     count = np.ones(int(inner.sum()), np.int64)
-    asked = Questions(modes[inner], features[inner], values[inner], count, missing[inner], yes, no)
+    branches = Questions(
+        modes[inner], features[inner], values[inner], count, missing[inner], yes, no
+    )
     _, firsts = np.unique(trees, return_index=True)
     roots = number[names.find(trees[firsts], ids[firsts])]
-    return _Forest(forest(asked, roots, int(is_leaf.sum()), dtype), names, leaf)
+    return _Forest(forest(branches, roots, int(is_leaf.sum()), dtype), names, leaf)
 
 
 def _leaf_weights(
     node: Node, prefix: str, trees: _Forest, columns: int, empty: float, dtype: type
 ) -> Array:
-    """What each leaf gives to each target: [leaves, columns]."""
+    """Return what each leaf adds to each target: [leaves, columns]; targets that a leaf has no
+    weight for get `empty`.
+    """
     owners, ids = node.int_array(f"{prefix}_treeids"), node.int_array(f"{prefix}_nodeids")
     weights = _numbers(node, f"{prefix}_weights", dtype)
     targets = node.int_array(f"{prefix}_ids")
@@ -390,15 +418,15 @@ def _leaf_weights(
     at = trees.names.find(owners, ids)
     leaf = np.where(at >= 0, trees.leaf[at], -1)
     reached = leaf >= 0  # weights of other nodes never are
-    place = (leaf[reached], targets[reached])
+    cells = (leaf[reached], targets[reached])
     rows = max(trees.leaves, 1)
     node.believed(f"{rows} leaves times the number of columns of '{prefix}_ids'", rows * columns)
     table: Array = np.zeros((rows, columns), dtype)
-    np.add.at(table, place, weights[reached])
+    np.add.at(table, cells, weights[reached])
     if empty:
-        given = np.zeros(table.shape, np.bool_)
-        given[place] = True
-        table = np.where(given, table, np.array(empty, dtype))
+        has_weight = np.zeros(table.shape, np.bool_)
+        has_weight[cells] = True
+        table = np.where(has_weight, table, np.array(empty, dtype))
     return table
 
 
@@ -406,14 +434,16 @@ _EMPTY = {"SUM": 0.0, "AVERAGE": 0.0, "MIN": np.inf, "MAX": -np.inf}
 
 
 def _aggregated(node: Node, leaves: Expr, table: Array, how: str, trees: int) -> Expr:
-    """What the leaves of all trees give together: [n, columns]."""
-    given = op.take(const(table), leaves, axis=0)
+    """Aggregate the leaves of all trees: [n, columns]."""
+    leaf_values = op.take(const(table), leaves, axis=0)
     if how in ("MIN", "MAX"):
-        found = (op.min if how == "MIN" else op.max)(given, axis=1)
+        extremes = (op.min if how == "MIN" else op.max)(leaf_values, axis=1)
+        # A target that no leaf has a value for stays infinite; it becomes the extreme finite
+        # number.
         limits = np.finfo(table.dtype)
         end = limits.max if how == "MIN" else limits.min
-        return op.where(op.isinf(found), const(np.array(end, table.dtype)), found)
-    total = op.sum(given, axis=1)
+        return op.where(op.isinf(extremes), const(np.array(end, table.dtype)), extremes)
+    total = op.sum(leaf_values, axis=1)
     return op.divide(total, const(np.array(trees, table.dtype))) if how == "AVERAGE" else total
 
 
@@ -452,22 +482,22 @@ def _tree_classifier(node: Node) -> Result:
     if len(used) == 1 and columns <= 2:
         scores = _two_classes(node, scores)
     scores = op.cast(post_transform(node, scores), "float32")
-    places = _best(scores)
+    class_indices = _best(scores)
     if len(labels) == 1:
-        return [_label(places), scores]
-    return [_label(_labelled(node, places)), scores]
+        return [_label(class_indices), scores]
+    return [_label(_labelled(node, class_indices)), scores]
 
 
 def _two_classes(node: Node, scores: Expr) -> Expr:
-    """The scores of both classes, where the trees give that of one."""
+    """Return the scores of both classes, where the trees have that of one."""
     score = op.strided_slice(scores, [0], [1], axes=[1])
     plain = node.get_string("post_transform", "NONE") in ("NONE", "PROBIT")
-    other = op.subtract(_number(node, score, 1.0), score) if plain else op.negative(score)
-    return _both(other, score)
+    complement = op.subtract(_number(node, score, 1.0), score) if plain else op.negative(score)
+    return _both(complement, score)
 
 
 def _tree_ensemble(node: Node) -> Expr:
-    """The form since version 5: nodes and leaves are numbered on their own."""
+    """Convert TreeEnsemble (ai.onnx.ml 5), which numbers nodes and leaves separately."""
     splits = node.get_tensor("nodes_splits")
     weights = node.get_tensor("leaf_weights")
     modes = node.get_tensor("nodes_modes")
@@ -484,8 +514,8 @@ def _tree_ensemble(node: Node) -> Expr:
     node.believed(f"{leaves} leaves times 'n_targets'", leaves * columns)
     table: Array = np.full((leaves, columns), _EMPTY[how], dtype)
     table[np.arange(leaves), targets] = weights
-    asked = _questions(node, splits, modes)
-    tables = forest(asked, node.int_array("tree_roots"), leaves, dtype)
+    branches = _questions(node, splits, modes)
+    tables = forest(branches, node.int_array("tree_roots"), leaves, dtype)
     data = op.cast(as_rows(node), str(np.dtype(dtype)))
     scores = _aggregated(node, _leaves(node, data, tables), table, how, len(tables.roots))
     if post != "NONE":
@@ -494,7 +524,9 @@ def _tree_ensemble(node: Node) -> Expr:
 
 
 def _choice(node: Node, name: str, default: int, choices: Sequence[object]) -> str:
-    """Return what the number of an attribute stands for."""
+    """Return the choice that the number of an attribute selects. Raises Unsupported out of
+    range.
+    """
     number = node.get_int(name, default)
     if not 0 <= number < len(choices):
         node.unsupported(f"attribute {name!r} must be in [0, {len(choices)}), got {number}")
@@ -521,23 +553,23 @@ def _questions(node: Node, splits: Array, modes: Array) -> Questions:
 
 
 def _values(modes: Array, splits: Array, members: Array | None) -> tuple[Array, Array]:
-    """The numbers of all nodes, one after the other, and how many each has: its split, or the next
-    run of `members`, each ended by one that is not a number.
+    """Return the thresholds of all nodes, one after the other, and how many each has: its split, or
+    for MEMBER the next run of `members`, each terminated by NaN.
     """
     is_member, counts = modes == MEMBER, np.ones(len(modes), np.int64)
     if not is_member.any():
         return splits, counts
-    given = np.zeros(0, splits.dtype) if members is None else members.ravel()
-    ends = np.flatnonzero(np.isnan(given))
+    flat_members = np.zeros(0, splits.dtype) if members is None else members.ravel()
+    ends = np.flatnonzero(np.isnan(flat_members))
     lengths = np.diff(ends, prepend=-1) - 1
     runs = np.zeros(int(is_member.sum()), np.int64)  # none where there are too few
     runs[: len(lengths)] = lengths[: len(runs)]
     counts[is_member] = runs
-    found: Array = np.empty(int(counts.sum()), splits.dtype)
+    thresholds: Array = np.empty(int(counts.sum()), splits.dtype)
     of_member = np.repeat(is_member, counts)
-    found[~of_member] = splits[~is_member]
-    found[of_member] = given[~np.isnan(given)][: int(runs.sum())]
-    return found, counts
+    thresholds[~of_member] = splits[~is_member]
+    thresholds[of_member] = flat_members[~np.isnan(flat_members)][: int(runs.sum())]
+    return thresholds, counts
 
 
 _NODES = (

@@ -1,9 +1,9 @@
-"""Operators that move elements: transposes, joins, slices, gathers, borders, resizing.
+"""Operators that move elements: transposes, concatenations, slices, gathers, padding, resizing.
 
-Each has up to three forms, by what is known while importing: bounds that are constants or
-expressions of dimensions become attributes, and the result's shape stays symbolic; bounds that are
-data make a dyn. operator, whose extents get names where it is computed; axes that are data are
-spread over all axes by a scatter, as which axis changes is then for the run to say.
+Each has up to three forms, by what is known at import. Bounds that are constants or expressions of
+dimensions become attributes, and the result's shape stays symbolic. Run-time bounds make a dyn.
+operator, whose extents get names where it is computed. Run-time axes are spread over all axes by a
+scatter, as only the run knows which axis changes.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def _concat(node: Node) -> Expr | Value:
     if len(node.inputs) == 1:
         return node.value(0)
     axis = node.axis(node.get_int("axis", 1), node.rank(0))
-    others: list[PrimExpr] = []
+    other_dims: list[PrimExpr] = []
     for index in range(1, len(node.inputs)):
         if node.rank(index) != node.rank(0):
             node.unsupported(f"ranks must agree, got {node.rank(0)} and {node.rank(index)}")
-        others += _without(node.shape(index), axis)
-    node.scope.same(_without(node.shape(0), axis) * (len(node.inputs) - 1), others)
+        other_dims += _without(node.shape(index), axis)
+    node.scope.same(_without(node.shape(0), axis) * (len(node.inputs) - 1), other_dims)
     return op.concatenate(node.exprs(), axis=axis)
 
 
@@ -61,8 +61,9 @@ def _without(shape: Shape, axis: int) -> Shape:
 
 
 def _split(node: Node) -> Expr | Value:
-    """Split: by the attribute (to opset 12), by an input, or into equal parts. That given parts add
-    up to the axis is proved or checked by the run."""
+    """Convert Split: by the attribute (to opset 12), by an input, or into equal parts. That sizes
+    add up to the axis is proved, or checked at run time.
+    """
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
     count = len(node.proto.output)
     if node.has("split"):
@@ -75,6 +76,7 @@ def _split(node: Node) -> Expr | Value:
         extents = _even_parts(node, node.shape(0)[axis])
     if len(extents) != count:
         node.unsupported(f"'split' must have a size for each of {count} outputs: {extents}")
+    # ONNX requires the sizes to add up to the extent of the axis.
     total = reduce(operator.add, map(as_dim, extents))
     if _differ(total, node.shape(0)[axis]) or any((known(e) or 0) < 0 for e in extents):
         node.unsupported(f"'split' must add up to {node.shape(0)[axis]}: {tuple(extents)}")
@@ -86,8 +88,8 @@ def _split(node: Node) -> Expr | Value:
 
 
 def _even_parts(node: Node, extent: PrimExpr) -> list[Dim]:
-    """Equal parts; since opset 18, which counts them itself, the last is smaller where the axis
-    does not divide.
+    """Return the sizes of equal parts; since opset 18 (`num_outputs`) the last is smaller where the
+    axis does not divide.
     """
     outputs = len(node.proto.output)
     count = node.get_int("num_outputs", outputs)
@@ -96,10 +98,11 @@ def _even_parts(node: Node, extent: PrimExpr) -> list[Dim]:
     if not node.has("num_outputs"):
         node.scope.require(prim.binary(prim.EQ, extent % count, 0))
         return [tidy(extent // count)] * count
-    part = tidy((extent + (count - 1)) // count)
-    last = tidy(extent - part * (count - 1))
+    # Since opset 18 the chunks are ceil(extent / num_outputs) long.
+    part_size = tidy((extent + (count - 1)) // count)
+    last = tidy(extent - part_size * (count - 1))
     node.scope.require(prim.binary(prim.GE, last, 0))
-    return [*[part] * (count - 1), last]
+    return [*[part_size] * (count - 1), last]
 
 
 def _slice_attributes(node: Node) -> Expr | Value:
@@ -119,17 +122,21 @@ def _slice(node: Node) -> Expr | Value:
 
 
 def _slice_by_axes(node: Node, axes: Expr) -> Expr:
-    """A slice along axes that are data: bounds of every axis, which leave the others whole."""
+    """Slice along run-time axes: the bounds of every axis are computed, and leave the other axes
+    whole.
+    """
     rank = node.rank(0)
 
     def spread(index: int, fill: int) -> Expr:
-        """A vector with the bound of every axis: input `index` at its axes, `fill` at the
-        others."""
-        whole = const(np.full(rank, fill, np.int64))
+        """Return a vector with the bound of every axis: input `index` at its axes, `fill` at the
+        others.
+        """
+        bounds = const(np.full(rank, fill, np.int64))
         if node.optional(index) is None:
-            return whole
-        return op.scatter_elements(whole, axes, op.cast(node.expr(index), "int64"))
+            return bounds
+        return op.scatter_elements(bounds, axes, op.cast(node.expr(index), "int64"))
 
+    # Axes that are not sliced get the bounds 0 and "to the end" with step 1.
     first, last, steps = spread(1, 0), spread(2, _OPEN), spread(4, 1)
     return op.strided_slice(node.expr(0), first, last, steps, axes=list(range(rank)))
 
@@ -157,14 +164,17 @@ def _slice_by_data(node: Node) -> Expr:
 
 
 def _last_starts(node: Node, starts: Expr, steps: Expr, axes: Sequence[int]) -> Expr:
-    """As `_last_start`, of starts that are data."""
+    """Clamp run-time starts of backward slices like `_last_start`."""
     extents = op.take(op.shape_of(node.expr(0), "int64"), const(np.array(axes)), axis=0)
+    # With negative steps ONNX clamps a start before the axis to its first element; NumPy does not.
     moved = op.maximum(starts, op.negative(extents))
     return op.where(op.less(steps, const(np.int64(0))), moved, starts)
 
 
 def _vector(node: Node, index: int) -> Expr:
-    """An input of rank 1; PyTorch's exporter writes a scalar for one of one element."""
+    """Return an input as a vector. PyTorch's exporter writes a scalar for a vector of one
+    element.
+    """
     return node.expr(index) if node.rank(index) else op.reshape(node.expr(index), (1,))
 
 
@@ -182,6 +192,7 @@ def _sliced(
         and all(known(e) == _OPEN for e in stops)
     ):
         return node.value(0)
+    # A slice that keeps everything was returned above: exporters write many.
     at = [node.axis(a, node.rank(0)) for a in axes]
     for i, axis in enumerate(at):
         if steps[i] < 0:
@@ -190,8 +201,8 @@ def _sliced(
 
 
 def _last_start(start: Dim, extent: PrimExpr) -> Dim:
-    """Backwards, ONNX moves a start from before the axis to its first element, where NumPy gives
-    nothing.
+    """Clamp the start of a backward slice: ONNX moves a start from before the axis to its first
+    element, where NumPy returns nothing.
     """
     number = known(start)
     if number is None or number >= -1:
@@ -207,8 +218,9 @@ def _near(bound: Dim) -> Dim:
 
 
 def _gather(node: Node) -> Expr:
-    """Gather: an index from -extent to extent - 1, where the run refuses all others by the node's
-    name; the specification calls them errors, ONNX Runtime too."""
+    """Convert Gather. An index is in [-extent, extent - 1]; others are a run-time error with the
+    node's name, as in the specification and ONNX Runtime.
+    """
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
     return op.take(node.expr(0), node.expr(1), axis=axis, mode="raise")
 
@@ -229,6 +241,7 @@ def _pad_attributes(node: Node) -> Expr | Value:
 
 def _pad(node: Node) -> Expr | Value:
     fill = const(0, node.dtype(0)) if node.optional(2) is None else node.expr(2)
+    # Some exporters write the fill value as a vector of one element.
     if node.optional(2) is not None and node.rank(2):
         fill = op.reshape(fill, ())
     if is_data(node, 3):
@@ -240,10 +253,11 @@ def _pad(node: Node) -> Expr | Value:
 
 
 def _padded_by_data(node: Node, axes: Sequence[int], fill: Expr) -> Expr:
-    """Widths that are data may be negative: they are numbers, not dimensions."""
+    """Pad by run-time widths, which may be negative: they are numbers, not dimensions."""
     rank = node.rank(0)
-    zero, given = const(np.zeros(2, np.int64)), op.cast(node.expr(1), "int64")
-    pairs = op.transpose(op.reshape(given, (2, len(axes))), axes=[1, 0])
+    zero, pads = const(np.zeros(2, np.int64)), op.cast(node.expr(1), "int64")
+    # ONNX stores all begins, then all ends; Relay wants (begin, end) for each axis.
+    pairs = op.transpose(op.reshape(pads, (2, len(axes))), axes=[1, 0])
     at = [node.axis(a, rank) for a in axes]
     rows = [
         op.take(pairs, const(at.index(axis), "int64"), axis=0) if axis in at else zero
@@ -254,7 +268,7 @@ def _padded_by_data(node: Node, axes: Sequence[int], fill: Expr) -> Expr:
 
 
 def _padded_by_axes(node: Node, fill: Expr) -> Expr:
-    """Widths along axes that are data."""
+    """Pad along run-time axes."""
     pairs = op.transpose(op.reshape(op.cast(node.expr(1), "int64"), (2, -1)), axes=[1, 0])
     at = op.expand_dims(axes_by_data(node, 3), axis=0)
     widths = op.scatter_nd(const(np.zeros((node.rank(0), 2), np.int64)), at, pairs)
@@ -271,8 +285,9 @@ def _padded(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) ->
 
 
 def _one_hot(node: Node) -> Expr:
-    """OneHot: `values` are [off, on]; negative indices count from `depth`, which may be an
-    expression of dimensions. Indices may be floats, and are cut off then."""
+    """Convert OneHot: `values` are [off, on]; negative indices count from `depth`, which may be an
+    expression of dimensions. Indices that are floats are truncated.
+    """
     (depth,) = node.dims(1, "depth", 1)
     values = node.value(2)
     pair = values.array
@@ -287,6 +302,7 @@ def _one_hot(node: Node) -> Expr:
     shift: Expr = (
         const(depth, wide) if isinstance(depth, int) else _as(node.scope.scalar(depth), wide)
     )
+    # ONNX OneHot: indices are in [-depth, depth - 1]; others give rows of the off value.
     wrapped = op.where(op.less(indices, const(0, wide)), op.add(indices, shift), indices)
     return op.one_hot(
         wrapped, on, off, depth, axis=node.get_int("axis", -1), dtype=values.type.dtype
@@ -294,8 +310,9 @@ def _one_hot(node: Node) -> Expr:
 
 
 def _depth_to_space(node: Node) -> Expr:
-    """Blocks of channels as squares of pixels: DCR takes channels as (row, column, channel), CRD as
-    (channel, row, column), which is PyTorch's pixel_shuffle."""
+    """Convert DepthToSpace: DCR orders channels as (row, column, channel), CRD as (channel, row,
+    column), which is PyTorch's pixel_shuffle.
+    """
     n, c, h, w = node.shape(0)
     size = node.get_int("blocksize")
     if node.get_string("mode", "DCR") == "DCR":
@@ -324,14 +341,16 @@ def _space_to_depth(node: Node) -> Expr:
 
 def _cumulative(function: Callable[..., Expr]) -> Converter:
     def along(node: Node, axis: int) -> Expr:
-        """The running result along a known axis; backwards it is that of the reversed data."""
+        """Return the cumulative result along a known axis; `reverse` accumulates the
+        reversed data.
+        """
         backwards, exclusive = bool(node.get_int("reverse", 0)), bool(node.get_int("exclusive", 0))
         data = op.reverse(node.expr(0), axis=axis) if backwards else node.expr(0)
         total = function(data, axis=axis, exclusive=exclusive)
         return op.reverse(total, axis=axis) if backwards else total
 
     def convert(node: Node) -> Expr | Value:
-        """The running result; for an axis that is data a choice among all axes."""
+        """Return the cumulative result; for a run-time axis a choice among all axes."""
         if is_data(node, 1):
             return along_any(node, 1, node.rank(0), partial(along, node))
         return along(node, node.axis(int(node.numbers(1, "axis").item()), node.rank(0)))
@@ -354,8 +373,10 @@ def _upsample_attributes(node: Node) -> Expr | Value:
 
 
 def _upsample(node: Node) -> Expr | Value:
-    """Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric. Nearest rounds
-    down where an axis grows and up where it shrinks, as ONNX Runtime has it of these versions."""
+    """Convert Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric.
+    Nearest rounds down where an axis grows and up where it shrinks, as ONNX Runtime does for
+    these versions.
+    """
     if node.value(1).array is None:
         return _resized_by_data(node, 1, "asymmetric", SIMPLE)
     scales = _scales(node, 1)
@@ -369,34 +390,38 @@ def _scales(node: Node, index: int) -> tuple[float, ...]:
 
 
 def _resize(node: Node) -> Expr | Value:
-    """Resize since opset 11: by scales, which coordinates then go by, or to sizes, whose quotients
-    are the scales. Empty scales count as none, as older exporters wrote them beside sizes."""
+    """Convert Resize since opset 11: by scales, which the coordinates then use, or to sizes, whose
+    quotients are the scales. Empty scales count as absent, as older exporters wrote them beside
+    sizes.
+    """
     scales, sizes = node.optional(2), node.optional(3)
-    given = scales is not None and scales.type.shape != () and known(scales.type.shape[0]) != 0
+    has_scales = scales is not None and scales.type.shape != () and known(scales.type.shape[0]) != 0
     mode = node.get_string("coordinate_transformation_mode", "half_pixel")
     rounding = node.get_string("nearest_mode", "round_prefer_floor")
-    if given and scales is not None and scales.array is None:
+    if has_scales and scales is not None and scales.array is None:
         return _resized_by_data(node, 2, mode, rounding)
-    factors = _on_all_axes(node, _scales(node, 2), 1.0) if given else None
+    factors = _on_all_axes(node, _scales(node, 2), 1.0) if has_scales else None
     if sizes is None and factors is None:
         node.unsupported("one of 'scales' and 'sizes' must be given")
     count = len(node.get_ints("axes", tuple(range(node.rank(0)))))
-    wanted = None if factors is not None else node.dims(3, "sizes", count)
-    extents = None if wanted is None else _on_all_axes(node, wanted, None)
+    sizes_given = None if factors is not None else node.dims(3, "sizes", count)
+    extents = None if sizes_given is None else _on_all_axes(node, sizes_given, None)
     return _resized(node, factors, extents, mode, rounding)
 
 
 def _resized_by_data(node: Node, index: int, mode: str, rounding: str) -> Expr | Value:
-    """A resize by an input of scales that come at run time: the extents follow from them, and have
-    names from here on."""
+    """Resize by an input of run-time scales; the result's extents are computed from them and get
+    symbolic names.
+    """
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
     scales = op.reshape(op.cast(node.expr(index), "float32"), (len(axes),))
     extents = op.take(op.shape_of(node.expr(0), "int64"), const(np.array(axes)), axis=0)
+    # ONNX Resize: output extent = floor(input extent * scale), in float32.
     scaled = op.cast(op.floor(op.multiply(op.cast(extents, "float32"), scales)), "int64")
-    found = dims(node.scope, node.value_of(scaled))
-    assert found is not None, "a vector of known length"
+    extents_scaled = dims(node.scope, node.value_of(scaled))
+    assert extents_scaled is not None, "a vector of known length"
     sizes = list(node.shape(0))
-    for axis, extent in zip(axes, found, strict=True):
+    for axis, extent in zip(axes, extents_scaled, strict=True):
         sizes[axis] = as_dim(extent)
     steps = [
         op.strided_slice(scales, begin=[axes.index(a)], end=[axes.index(a) + 1])
@@ -408,14 +433,16 @@ def _resized_by_data(node: Node, index: int, mode: str, rounding: str) -> Expr |
 
 
 def _on_all_axes(
-    node: Node, given: Sequence[Dim | float], fill: float | None
+    node: Node, values: Sequence[Dim | float], fill: float | None
 ) -> Sequence[Dim | float]:
-    """Values for the axes in attribute `axes`, spread over all axes."""
+    """Expand values for the axes in attribute `axes` to all axes."""
     axes = node.get_ints("axes", tuple(range(node.rank(0))))
-    if len(given) != len(axes):
-        node.unsupported(f"expected a scale or size for each of {len(axes)} axes, got {len(given)}")
+    if len(values) != len(axes):
+        node.unsupported(
+            f"expected a scale or size for each of {len(axes)} axes, got {len(values)}"
+        )
     full: list[Dim | float] = [d if fill is None else fill for d in node.shape(0)]
-    for axis, value in zip(axes, given, strict=True):
+    for axis, value in zip(axes, values, strict=True):
         full[node.axis(axis, node.rank(0))] = value
     return full
 
@@ -428,38 +455,40 @@ def _resized(
     rounding: str,
     by: Sequence[Expr] | None = None,
 ) -> Expr | Value:
-    """Resized by scales, or to sizes; `by` are the scales of the axes, a vector of one
-    element each, where these are data, which the sizes follow from."""
+    """Resize by scales or to sizes; `by` are run-time scales of the axes, a vector of one element
+    each, where the sizes follow from them.
+    """
     shape = node.shape(0)
     factors = None if scales is None else [_factor(s) for s in scales]
     if factors is not None and not all(0 < f < math.inf for f in factors):
         node.unsupported(f"scales must be finite and above 0, got {factors}")
     if rounding == SIMPLE:
         rounding = _one_rounding(node, factors)
-    wanted = (
+    extents = (
         [_scaled(d, f) for d, f in zip(shape, factors, strict=True)]
         if factors
         else [_size(s) for s in sizes or ()]
     )
     if node.get_int("antialias", 0) and node.get_string("mode", "nearest") == "nearest":
         node.unsupported("'antialias' has a meaning for 'mode' linear and cubic alone")
-    if rounding == SIMPLE or _is_unusual(node, shape, wanted):
+    if rounding == SIMPLE or _is_unusual(node, shape, extents):
         numbers = _scale_numbers(len(shape), factors, by)
-        return _resampled(node, shape, wanted, numbers, mode, rounding)
-    found = _resized_in_space(node, wanted, factors, mode, rounding, by)
+        return _resampled(node, shape, extents, numbers, mode, rounding)
+    resized = _resized_in_space(node, extents, factors, mode, rounding, by)
     if by is not None and not _keeps_channels(node, by):
         outer: list[Number] = [_scalar(s) for s in by[:2]]
         outer += [const(1.0, "float64")] * (len(shape) - 2)
-        inner = node.with_inputs([node.value_of(found)])
-        return resample(inner, wanted, outer, mode, rounding)
-    for have, asked in zip(shape[:2], wanted[:2], strict=True):
-        node.scope.require(prim.binary(prim.EQ, have, asked))
-    return found
+        inner = node.with_inputs([node.value_of(resized)])
+        return resample(inner, extents, outer, mode, rounding)
+    for old, new in zip(shape[:2], extents[:2], strict=True):
+        node.scope.require(prim.binary(prim.EQ, old, new))
+    return resized
 
 
 def _keeps_channels(node: Node, by: Sequence[Expr]) -> bool:
-    """Whether batch and channels are seen to stay: their scales are constant, or exporters have put
-    ones before those that are data."""
+    """Return whether batch and channels provably keep their extents: their scales are constant, or
+    the exporter concatenated ones before the run-time scales.
+    """
     if all(isinstance(s, Constant) for s in by[:2]):
         return True
     index = 2 if node.op_type == "Resize" and node.opset > 10 else 1
@@ -471,7 +500,7 @@ def _keeps_channels(node: Node, by: Sequence[Expr]) -> bool:
 
 
 def _scalar(scale: Expr) -> Number:
-    """A scale, a vector of one element, as a float64 scalar."""
+    """Return a scale, a vector of one element, as a float64 scalar."""
     if isinstance(scale, Constant):
         return const(float(scale.data.item()), "float64")
     return op.cast(op.reshape(scale, ()), "float64")
@@ -479,28 +508,28 @@ def _scalar(scale: Expr) -> Number:
 
 def _resized_in_space(
     node: Node,
-    wanted: Sequence[PrimExpr],
+    extents: Sequence[PrimExpr],
     factors: Sequence[float] | None,
     mode: str,
     rounding: str,
     by: Sequence[Expr] | None,
 ) -> Expr:
-    """Resized by the kernels of images, along all axes but batch and channels."""
+    """Resize by the image kernels, along all axes but batch and channels."""
     shape = node.shape(0)
-    size = [node.scope.resized(d) for d in wanted[2:]]
+    size = [node.scope.resized(d) for d in extents[2:]]
     steps: Sequence[Expr | float] | None = factors[2:] if factors is not None else by and by[2:]
     image = partial(_image, node, mode, rounding)
     if len(shape) == 5:
         return _rounded_once(node, partial(_volume, shape, size, steps, image))
     if len(shape) == 4:
         return image(node.expr(0), size, steps)
-    line = op.expand_dims(node.expr(0), axis=2)
-    found = image(line, [as_dim(1), *size], None if steps is None else [1.0, *steps])
-    return op.squeeze(found, axis=[2])
+    height_one = op.expand_dims(node.expr(0), axis=2)
+    resized = image(height_one, [as_dim(1), *size], None if steps is None else [1.0, *steps])
+    return op.squeeze(resized, axis=[2])
 
 
 def _one_rounding(node: Node, factors: Sequence[float] | None) -> str:
-    """Return the way of rounding that is SIMPLE on all axes; SIMPLE itself where there is none."""
+    """Return the rounding mode that SIMPLE means on all axes; SIMPLE itself where axes differ."""
     if node.get_string("mode", "nearest") != "nearest":
         return "floor"
     if factors is None:
@@ -513,7 +542,7 @@ def _one_rounding(node: Node, factors: Sequence[float] | None) -> str:
 def _scale_numbers(
     rank: int, factors: Sequence[float] | None, by: Sequence[Expr] | None
 ) -> list[Number] | None:
-    """The scale of each axis as a float64 scalar, where scales are given."""
+    """Return the scale of each axis as a float64 scalar; None where there are no scales."""
     if factors is not None:
         return [const(f, "float64") for f in factors]
     if by is None:
@@ -529,8 +558,9 @@ def _image(
     size: Sequence[PrimExpr],
     steps: Sequence[Expr | float] | None,
 ) -> Expr:
-    """Height and width of `data`, (batch, channels, height, width), resized; `steps` are the scales
-    that coordinates go by, else the sizes."""
+    """Resize height and width of `data` (batch, channels, height, width); `steps` are the scales
+    that coordinates use, otherwise they use the sizes.
+    """
     if steps is not None and any(isinstance(s, Expr) for s in steps):
         ones = [s if isinstance(s, Expr) else const(np.full(1, s, np.float32)) for s in steps]
         scales: Expr | Sequence[float] | None = op.concatenate(Tuple(tuple(ones)), axis=0)
@@ -549,12 +579,13 @@ def _image(
 
 
 def _rounded_once(node: Node, resize: Callable[[Expr], Expr]) -> Expr:
-    """A resize in several steps, whose results between are not rounded to the data's dtype."""
+    """Resize in several steps without rounding intermediate results to the data's dtype."""
     data, kind = node.expr(0), node.dtype(0)
     if kind in ("float32", "float64") or node.get_string("mode", "nearest") == "nearest":
         return resize(data)
-    found = resize(op.cast(data, "float32"))
-    return op.cast(found if is_float(kind) else op.round(found), kind)
+    # Integers and float16 would otherwise be rounded after each of the separable passes.
+    resized = resize(op.cast(data, "float32"))
+    return op.cast(resized if is_float(kind) else op.round(resized), kind)
 
 
 def _volume(
@@ -564,20 +595,20 @@ def _volume(
     image: Callable[[Expr, Sequence[PrimExpr], Sequence[Expr | float] | None], Expr],
     data: Expr,
 ) -> Expr:
-    """A volume resized as images: height and width of each slice; then depth, beside which an image
-    has all places of a slice, whose number stays. Each way of resizing goes axis by axis.
+    """Resize a volume as images: height and width of each slice, then depth, with the positions of
+    a slice as one image axis. All interpolation modes are separable.
     """
     batch, channels, depth, height, width = shape
     slices = op.reshape(data, (batch, tidy(channels * depth), height, width), allowzero=True)
     flat = image(slices, size[1:], None if steps is None else steps[1:])
-    places = tidy(size[1] * size[2])
-    rows = op.reshape(flat, (batch, channels, depth, places), allowzero=True)
-    found = image(rows, [size[0], places], None if steps is None else [steps[0], 1.0])
-    return op.reshape(found, (batch, channels, *size), allowzero=True)
+    slice_size = tidy(size[1] * size[2])
+    rows = op.reshape(flat, (batch, channels, depth, slice_size), allowzero=True)
+    resized = image(rows, [size[0], slice_size], None if steps is None else [steps[0], 1.0])
+    return op.reshape(resized, (batch, channels, *size), allowzero=True)
 
 
-def _is_unusual(node: Node, shape: Shape, wanted: Sequence[PrimExpr]) -> bool:
-    """Whether a resize needs more than a kernel for images does."""
+def _is_unusual(node: Node, shape: Shape, extents: Sequence[PrimExpr]) -> bool:
+    """Return whether a resize needs more than the image kernels offer."""
     mode = node.get_string("coordinate_transformation_mode", "half_pixel")
     if (
         mode in ("tf_crop_and_resize", "half_pixel_symmetric")
@@ -586,7 +617,7 @@ def _is_unusual(node: Node, shape: Shape, wanted: Sequence[PrimExpr]) -> bool:
         or len(shape) not in (3, 4, 5)
     ):
         return True
-    pairs = list(zip(shape, wanted, strict=True))
+    pairs = list(zip(shape, extents, strict=True))
     if any(_differ(a, b) for a, b in pairs[:2]):
         return True  # batch or channels
     return len(shape) == 5 and all(known(d) is not None for pair in pairs for d in pair)
@@ -599,33 +630,35 @@ def _differ(a: PrimExpr, b: PrimExpr) -> bool:
 def _resampled(
     node: Node,
     shape: Shape,
-    wanted: Sequence[PrimExpr],
+    extents_wanted: Sequence[PrimExpr],
     factors: Sequence[Number] | None,
     mode: str,
     rounding: str,
 ) -> Expr:
-    """A resize by any way there is; of sizes alone the scales are what `keep_aspect_ratio_policy`
-    makes of their quotients."""
+    """Resize by the general resampler; with sizes alone the scales follow from their quotients and
+    `keep_aspect_ratio_policy`.
+    """
     if factors is not None:
-        return resample(node, wanted, factors, mode, rounding)
+        return resample(node, extents_wanted, factors, mode, rounding)
     one = const(1.0, "float64")
     ratios: list[Number] = [
         one
         if equal(new, old)
         else op.divide(number_of(node, new), op.maximum(number_of(node, old), one))
-        for old, new in zip(shape, wanted, strict=True)
+        for old, new in zip(shape, extents_wanted, strict=True)
     ]
     policy = node.get_string("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
-        return resample(node, wanted, ratios, mode, rounding)
+        return resample(node, extents_wanted, ratios, mode, rounding)
     axes = node.get_ints("axes", tuple(range(len(shape))))
     at = [node.axis(a, len(shape)) for a in axes]
     choose = op.minimum if policy == "not_larger" else op.maximum
     scale = reduce(choose, [ratios[a] for a in at])
+    # ONNX keep_aspect_ratio_policy: sizes are round(scale * extent), halves up.
     sizes = [op.floor(scale * number_of(node, shape[a]) + const(0.5, "float64")) for a in at]
-    extents = list(wanted)
-    found = as_dims(node, op.cast(op.stack(sizes, axis=0), "int64"))
-    for axis, extent in zip(at, found, strict=True):
+    extents = list(extents_wanted)
+    rounded_sizes = as_dims(node, op.cast(op.stack(sizes, axis=0), "int64"))
+    for axis, extent in zip(at, rounded_sizes, strict=True):
         extents[axis] = as_dim(extent)
     steps = [scale if a in at else one for a in range(len(shape))]
     return resample(node, extents, steps, mode, rounding)

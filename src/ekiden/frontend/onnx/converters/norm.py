@@ -1,8 +1,9 @@
 """Normalisation, softmax, dropout.
 
 ONNX normalises in float32 where `stash_type` is 1, its only value here; the kernels of layer,
-instance and group normalisation add up so by themselves. Of BatchNormalization the statistics are
-inputs, but for training_mode. Softmax before opset 13 took all axes from `axis` on as one.
+instance and group normalisation accumulate so by themselves. The statistics of BatchNormalization
+are inputs, except with training_mode. Softmax before opset 13 flattened all axes from `axis` on
+into one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ekiden.topi.shape import Shape, as_ints, equal, known, product, tidy
 
 
 def _learn_channels(node: Node) -> None:
-    """Vectors have a number for each channel of the data."""
+    """Constrain the vectors of parameters to the number of the data's channels."""
     if node.rank(0) > 1:
         for index in range(1, len(node.inputs)):
             node.learn(index, 0, node.shape(0)[1])
@@ -34,8 +35,8 @@ def _learn_channels(node: Node) -> None:
 def _batch_norm(node: Node) -> Expr:
     if node.rank(0) == 1:  # a batch of one channel
         column = op.expand_dims(node.expr(0), axis=1)
-        found = _batch_norm(node.with_inputs([node.value_of(column), *node.inputs[1:]]))
-        return op.squeeze(found, axis=[1])
+        normalized = _batch_norm(node.with_inputs([node.value_of(column), *node.inputs[1:]]))
+        return op.squeeze(normalized, axis=[1])
     _learn_channels(node)
     data, scale, bias, mean, variance = node.exprs()
     return formulas.batch_norm(data, scale, bias, mean, variance, _epsilon(node))
@@ -46,8 +47,9 @@ def _epsilon(node: Node) -> float:
 
 
 def _batch_norm_training(node: Node) -> Result:
-    """Since opset 14, with attribute `training_mode`: statistics of the batch, and the running ones
-    moved towards them. ONNX's momentum is what is kept of these.
+    """Convert BatchNormalization since opset 14, with attribute `training_mode`: normalise by the
+    batch's statistics, and move the running ones towards them. ONNX's momentum is the weight of
+    the old values.
     """
     if not node.get_int("training_mode", 0):
         return _batch_norm(node)
@@ -76,31 +78,33 @@ def _layer_norm(node: Node) -> Result:
 
 
 def _normalized(node: Node, shape: Shape, axis: int, epsilon: float) -> Expr:
-    """nn.layer_norm over the last axis; several axes are joined into one for it. A scale or bias
-    that also differs along the other axes comes after it, before anything is rounded."""
+    """Return nn.layer_norm over the last axis; several axes are joined into one for it. A scale or
+    bias that also differs along the other axes is applied after it, before the result is
+    rounded.
+    """
     sides = [v for v in map(node.optional, (1, 2)) if v is not None]
     if any(_is_along(v.type.shape, len(shape) - axis) for v in sides):
         kind = node.dtype(0)
         wide = formulas.wide_dtype(kind)
         data = node.value_of(op.cast(node.expr(0), wide)) if wide != kind else node.value(0)
-        found = _normalized(node.with_inputs([data]), shape, axis, epsilon)
-        found = op.multiply(found, op.cast(spread(node, 1, shape), wide))
+        normalized = _normalized(node.with_inputs([data]), shape, axis, epsilon)
+        normalized = op.multiply(normalized, op.cast(spread(node, 1, shape), wide))
         if node.optional(2) is not None:
-            found = op.add(found, op.cast(spread(node, 2, shape), wide))
-        return found if wide == kind else op.cast(found, kind)
+            normalized = op.add(normalized, op.cast(spread(node, 2, shape), wide))
+        return normalized if wide == kind else op.cast(normalized, kind)
     scale, bias = (_full(node, i, shape[axis:], fill) for i, fill in ((1, 1), (2, 0)))
     return formulas.layer_norm(node, node.expr(0), scale, bias, axis, epsilon)
 
 
 def _is_along(shape: Shape, count: int) -> bool:
-    """Whether a scale is more than one number for each place of the last `count` axes."""
+    """Return whether a scale varies along axes before the last `count`."""
     return any(known(extent) != 1 for extent in shape[: max(len(shape) - count, 0)])
 
 
 def spread(node: Node, index: int, shape: Shape) -> Expr:
-    """Return an input that broadcasts to a shape, as ONNX's unidirectional broadcasting has it.
+    """Return an input that broadcasts to a shape by ONNX's unidirectional broadcasting.
 
-    Raises Unsupported for one that has more axes, or an extent that is another and not 1.
+    Raises Unsupported for one that has more axes, or an extent that differs and is not 1.
     """
     have = node.shape(index)
     if len(have) > len(shape):
@@ -112,15 +116,15 @@ def spread(node: Node, index: int, shape: Shape) -> Expr:
 
 
 def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
-    """Scale or bias with all normalised axes; `fill` where it is absent."""
+    """Return scale or bias with all normalised axes; `fill` where it is absent."""
     value = node.optional(index)
     if value is None:
         # The scale's extents may be known where the data's are not; one of 1 is spread.
         scale = node.optional(1)
         is_whole = scale is not None and len(scale.type.shape) == len(shape)
-        given = scale.type.shape if is_whole and scale is not None else shape
+        scale_shape = scale.type.shape if is_whole and scale is not None else shape
         extents = tuple(
-            b if known(b) not in (None, 1) else a for a, b in zip(shape, given, strict=True)
+            b if known(b) not in (None, 1) else a for a, b in zip(shape, scale_shape, strict=True)
         )
         if any(known(e) is None for e in extents):
             return op.full(number(node, fill), extents, dtype=node.dtype(0))
@@ -142,16 +146,18 @@ def _instance_norm(node: Node) -> Expr:
 
 
 def _group_norm_by_groups(node: Node) -> Expr:
-    """Before opset 21 each group, not each channel, has a scale and a bias."""
+    """Convert GroupNormalization of opset < 21: each group, not each channel, has a scale and a
+    bias.
+    """
     channels, groups = node.shape(0)[1], node.get_int("num_groups")
     for index in (1, 2):
         node.learn(index, 0, groups)
     if known(channels) is None:
         node.scope.require(binary(EQ, channels % groups, 0))
-    data, *each = node.exprs()
+    data, *parameters = node.exprs()
     rows = [
         op.broadcast_to(op.reshape(e, (groups, 1)), (groups, tidy(channels // groups)))
-        for e in each
+        for e in parameters
     ]
     scale, bias = (op.reshape(r, (channels,), allowzero=True) for r in rows)
     return _group_normalized(node, data, scale, bias)
@@ -181,7 +187,7 @@ def _softmax(function: Callable[..., Expr]) -> Converter:
 
 
 def _hardmax(node: Node) -> Expr:
-    """1 at the first largest element along an axis."""
+    """Return 1 at the first largest element along an axis, 0 elsewhere."""
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
     dtype, extent = node.dtype(0), node.shape(0)[axis]
     if known(extent) == 0:  # of nothing there is no largest, and no element to say it of
@@ -193,7 +199,9 @@ def _hardmax(node: Node) -> Expr:
 
 
 def _hardmax_of_any(node: Node, axis: int) -> Expr:
-    """The same along an axis of any extent, 0 too, where there is no position."""
+    """Return the same along an axis of symbolic extent, which may be 0: argmax has no position
+    then.
+    """
     data, extent = node.expr(0), node.shape(0)[axis]
     at = op.arange(0, extent, 1, "int64")
     at = op.reshape(at, [extent if i == axis else 1 for i in range(node.rank(0))], allowzero=True)
@@ -206,11 +214,11 @@ def _hardmax_of_any(node: Node, axis: int) -> Expr:
 
 
 def _flat(convert: Converter) -> Converter:
-    """Before opset 13: all axes from `axis` on are one."""
+    """Return a converter for opset < 13, in which all axes from `axis` on are one."""
 
     def flat(node: Node) -> Result:
-        """The operator on [.., all axes from `axis` on], and its result in the shape again; axes of
-        1 need neither.
+        """Convert the node on [..., all axes from `axis` on] and reshape its result back. Trailing
+        axes of extent 1 need neither.
         """
         shape = node.shape(0)
         axis = node.axis(node.get_int("axis", 1), len(shape))
@@ -221,9 +229,9 @@ def _flat(convert: Converter) -> Converter:
             node.proto, node.opset, {"axis": -1}, [Value(node.typed(joined), expr=joined)],
             node.scope,
         )  # fmt: skip
-        found = convert(inner)
-        assert isinstance(found, Expr)
-        return op.reshape(found, shape, allowzero=True)
+        result = convert(inner)
+        assert isinstance(result, Expr)
+        return op.reshape(result, shape, allowzero=True)
 
     return flat
 
@@ -233,17 +241,18 @@ def _dropout(node: Node) -> Result:
     if training is None or (training.array is not None and not training.array.any()):
         mask = op.full(const(True), node.shape(0), dtype="bool") if node.wants(1) else None
         return [node.value(0), mask]
-    kept, drawn = _random_dropout(node)
+    dropped_out, drawn = _random_dropout(node)
     if training.array is not None:
-        return [kept, drawn]
+        return [dropped_out, drawn]
     chosen = op.reshape(node.expr(2), ())  # at run time
-    data = op.where(chosen, kept, node.expr(0))
+    data = op.where(chosen, dropped_out, node.expr(0))
     return [data, op.logical_or(drawn, op.logical_not(chosen))]
 
 
 def _random_dropout(node: Node) -> tuple[Expr, Expr]:
-    """In training: elements kept at random, made larger by as much as the others leave room; and
-    which these are."""
+    """Return the data with elements dropped at random and the others scaled by 1 / (1 - ratio), and
+    the mask of the latter.
+    """
     kind = node.dtype(0)
     ratio: Expr = const(0.5, kind)
     if node.optional(1) is not None:
@@ -264,8 +273,10 @@ def _lp_normalization(node: Node) -> Expr:
 
 
 def _rms_norm(node: Node) -> Expr:
-    """x / sqrt(mean(x^2) + epsilon) in float32 (`stash_type` 1), rounded to the type of the data,
-    then times the scale: the square of a float16 above 255 is infinite."""
+    """Convert RMSNormalization: x / sqrt(mean(x^2) + epsilon) in float32 (`stash_type` 1), rounded
+    to the dtype of the data, then times the scale. The square of a float16 above 255 would
+    overflow.
+    """
     kind, rank = node.dtype(0), node.rank(0)
     wide = kind if kind == "float64" else "float32"
     data = node.expr(0) if kind == wide else op.cast(node.expr(0), wide)
@@ -282,8 +293,9 @@ def _mean_variance(node: Node) -> Expr:
 
 
 def _mean_variance_normalized(node: Node, axes: Sequence[int], by_variance: bool = True) -> Expr:
-    """Return the first input less its mean over axes, over the standard deviation if that is
-    asked."""
+    """Return the first input less its mean over axes, divided by the standard deviation if
+    `by_variance`.
+    """
     data = node.expr(0)
     centred = op.subtract(data, op.mean(data, axis=list(axes), keepdims=True))
     if not by_variance:
@@ -294,7 +306,7 @@ def _mean_variance_normalized(node: Node, axes: Sequence[int], by_variance: bool
 
 
 def _mean_variance_by_channels(node: Node) -> Expr:
-    """Opset 1: over all of each channel, or over everything."""
+    """Convert MeanVarianceNormalization of opset 1: over each channel, or over everything."""
     axes = [0, *range(2, node.rank(0))]
     if node.get_int("across_channels", 0):
         axes = [1, *axes]

@@ -1,9 +1,9 @@
-"""Operators that read or write at positions which are data, and sorting.
+"""Gathers and scatters at run-time positions, and sorting.
 
-Coordinates stand along the last axis in ONNX and along the first in Relay. With reduction "none" a
-place that is written twice has either value, as the specification leaves it open; the others add up
-in the order of updates. Results whose extent depends on data (NonZero, Unique, Compress) are
-computed padded and cut, so that a name stands for the extent from there on.
+Coordinates are along the last axis in ONNX and along the first in Relay. With reduction "none" a
+position that is written twice has either value, as the specification leaves it open; other
+reductions apply in the order of updates. Results whose extent depends on data (NonZero, Unique,
+Compress) are computed padded and cropped, which gives the extent a symbolic name.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ def _scatter_elements(node: Node) -> Expr:
 
 
 def _coordinates(node: Node, batch: int) -> Expr:
-    """Input 1, which holds coordinates along its last axis, with that axis first."""
+    """Return input 1, which has coordinates along its last axis, with that axis first."""
     last = node.rank(1) - 1
     return op.transpose(node.expr(1), axes=[last, *range(last)])
 
 
 def _scatter_nd(node: Node) -> Expr:
-    """How many coordinates an update has follows from its rank; of none it is of all the data, as
-    one row of them."""
+    """Convert ScatterND. The number of coordinates of an update follows from the ranks; with none,
+    an update replaces all of the data, as one row.
+    """
     mode = _REDUCTIONS[node.get_string("reduction", "none")]
+    # From updates.rank = indices.rank - 1 + data.rank - coordinates (ONNX ScatterND).
     count = node.rank(0) + node.rank(1) - 1 - node.rank(2)
     if known(node.shape(1)[-1]) is None:
         node.scope.same(node.shape(1)[-1:], (as_dim(count),))
@@ -60,9 +62,10 @@ def _gather_nd(node: Node) -> Expr:
 
 
 def _tensor_scatter(node: Node) -> Expr:
-    """A cache with an update written from a position on, for each batch; "circular" wraps around.
+    """Convert TensorScatter: write an update into a cache from a position on, for each batch;
+    "circular" wraps around.
 
-    Every element of the result looks where it comes from, so nothing is written twice.
+    Every element of the result gathers from its source, so nothing is written twice.
     """
     shape, steps = node.shape(0), node.shape(1)
     axis = node.axis(node.get_int("axis", -2), len(shape))
@@ -78,6 +81,7 @@ def _tensor_scatter(node: Node) -> Expr:
     if node.get_string("mode", "linear") == "circular":
         at = op.floor_mod(at, extent)
     inside = op.logical_and(op.greater_equal(at, zero), op.less(at, count))
+    # Positions outside of the update read element 0 of it, which the mask discards.
     source = op.broadcast_to(op.where(inside, at, zero), shape)
     return op.where(inside, op.gather(node.expr(1), axis, source), node.expr(0))
 
@@ -88,7 +92,7 @@ def _int64(node: Node, dim: PrimExpr) -> Expr:
 
 
 def _top_k(node: Node) -> list[Expr]:
-    """The first k in order; of a k of 0, which means all to Relay, an empty slice."""
+    """Convert TopK. For k = 0, which means all in Relay, return empty slices."""
     count: Dim = node.get_int("k") if node.has("k") else node.dims(1, "K", 1)[0]
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
     number = known(count)
@@ -97,7 +101,7 @@ def _top_k(node: Node) -> list[Expr]:
     if number == 0:
         none = op.strided_slice(node.expr(0), begin=[0], end=[0], axes=[axis])
         return [none, op.cast(none, "int64")]
-    found = op.topk(
+    top = op.topk(
         node.expr(0),
         k=count,
         axis=axis,
@@ -105,7 +109,7 @@ def _top_k(node: Node) -> list[Expr]:
         is_ascend=not node.get_int("largest", 1),
         dtype="int64",
     )
-    return [TupleGetItem(found, 0), TupleGetItem(found, 1)]
+    return [TupleGetItem(top, 0), TupleGetItem(top, 1)]
 
 
 def _reverse_sequence(node: Node) -> Expr:
@@ -118,9 +122,9 @@ def _reverse_sequence(node: Node) -> Expr:
 
 
 def _non_zero(node: Node) -> Expr:
-    """The coordinates of elements that are not 0, a column each."""
-    found = op.argwhere(node.expr(0)) if node.rank(0) else _zero_dimensional(node)
-    return op.transpose(op.cast(found, "int64"), axes=[1, 0])
+    """Return the coordinates of nonzero elements, one column each: int64 [rank, count]."""
+    coordinates = op.argwhere(node.expr(0)) if node.rank(0) else _zero_dimensional(node)
+    return op.transpose(op.cast(coordinates, "int64"), axes=[1, 0])
 
 
 def _zero_dimensional(node: Node) -> Expr:
@@ -128,7 +132,9 @@ def _zero_dimensional(node: Node) -> Expr:
 
 
 def _compress(node: Node) -> Expr:
-    """The slices along an axis (of the flattened tensor, without one) where a condition holds."""
+    """Return the slices along an axis (of the flattened tensor without one) where a condition
+    holds.
+    """
     data = node.expr(0) if node.has("axis") else op.reshape(node.expr(0), (-1,))
     axis = node.axis(node.get_int("axis", 0), node.rank(0)) if node.has("axis") else 0
     where = op.squeeze(op.argwhere(node.expr(1)), axis=[1])
@@ -136,34 +142,38 @@ def _compress(node: Node) -> Expr:
 
 
 def _unique(node: Node) -> list[Expr]:
-    """Distinct elements, their first positions, which of them each element is, and counts."""
+    """Return the distinct elements, their first positions, the inverse indices and the counts."""
     is_sliced = node.has("axis") and node.rank(0) > 1
     axis = node.axis(node.get_int("axis", 0), node.rank(0)) if is_sliced else 0
     flat = _slice_ranks(node, axis) if is_sliced else op.reshape(node.expr(0), (-1,))
-    found = op.unique(flat, is_sorted=bool(node.get_int("sorted", 1)), return_counts=True)
-    values, first, which, number, counts = (TupleGetItem(found, i) for i in range(5))
+    unique = op.unique(flat, is_sorted=bool(node.get_int("sorted", 1)), return_counts=True)
+    values, first, which, number, counts = (TupleGetItem(unique, i) for i in range(5))
 
+    # The operator returns arrays as long as the input; `number` is how much of them is valid.
     def cut(padded: Expr) -> Expr:
         return op.strided_slice(padded, const(np.array([0])), op.cast(number, "int64"), axes=[0])
 
     wide = [op.cast(e, "int64") for e in (cut(first), which, cut(counts))]
     if is_sliced:
-        places = node.scope.bound(wide[0])
-        return [op.take(node.expr(0), node.scope.expr(places), axis=axis), *wide]
+        first_positions = node.scope.bound(wide[0])
+        return [op.take(node.expr(0), node.scope.expr(first_positions), axis=axis), *wide]
     return [cut(values), *wide]
 
 
 def _slice_ranks(node: Node, axis: int) -> Expr:
-    """For each slice along an axis, how many others stand before it in order."""
+    """Return the lexicographic rank of each slice along an axis."""
     order = [axis, *(i for i in range(node.rank(0)) if i != axis)]
     shape = node.shape(0)
-    rest = product(tuple(shape[i] for i in order[1:]))
-    rows = op.reshape(op.transpose(node.expr(0), axes=order), (shape[axis], rest), allowzero=True)
+    row_size = product(tuple(shape[i] for i in order[1:]))
+    rows = op.reshape(
+        op.transpose(node.expr(0), axes=order), (shape[axis], row_size), allowzero=True
+    )
+    # Distinct slices then are distinct numbers, which the one-dimensional operator handles.
     return op.row_ranks(rows)
 
 
 def _max_unpool(node: Node) -> Expr:
-    """Every element at its flat position in an image that is 0 elsewhere.
+    """Scatter every element to its flat position in an image of zeros.
 
     Positions are those of the unpadded image that the pooling saw; a given shape may be larger.
     """
@@ -173,6 +183,7 @@ def _max_unpool(node: Node) -> Expr:
     pads = node.get_ints("pads", (0,) * 2 * len(kernel))
     inferred: list[Dim] = list(shape[:2])
     for i, (k, s) in enumerate(zip(kernel, strides, strict=True)):
+        # ONNX MaxUnpool: (input - 1) * stride + kernel - pads.
         inferred.append((shape[i + 2] - 1) * s + k - pads[i] - pads[i + len(kernel)])
     zeros = op.zeros((product(as_shape(inferred)),), node.dtype(0))
     placed = op.scatter_elements(
@@ -181,8 +192,8 @@ def _max_unpool(node: Node) -> Expr:
     image = op.reshape(placed, inferred)
     if node.optional(2) is None:
         return image
-    wanted = node.dims(2, "output_shape")
-    widths = [(0, w - d) for w, d in zip(wanted, inferred, strict=True)]
+    output_shape = node.dims(2, "output_shape")
+    widths = [(0, w - d) for w, d in zip(output_shape, inferred, strict=True)]
     return op.nn.pad(image, widths, const(0, node.dtype(0)))
 
 

@@ -1,9 +1,9 @@
-"""Pooling, over one to three axes.
+"""Pooling over one to three axes.
 
-auto_pad SAME_UPPER and SAME_LOWER make as many windows as extent / stride, rounded up, with the odd
-row of padding behind or before; of symbolic extents that padding is an expression, for which the
-data are padded beforehand. MaxPool's second output counts places in the flattened input, across
-batches and channels, row-major, or with storage_order 1 column-major within an image.
+auto_pad SAME_UPPER and SAME_LOWER make ceil(extent / stride) windows, with the odd row of padding
+at the end or at the beginning; for symbolic extents the padding is an expression, and the data are
+padded beforehand. MaxPool's second output counts positions in the flattened input, across batches
+and channels, row-major, or with storage_order 1 column-major within an image.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ def _window(node: Node) -> Window:
 
 
 def _with_places(node: Node) -> Result:
-    """MaxPool, and where each maximum lies in the flattened data."""
-    found = max_pool(node)
+    """Convert MaxPool, with the flat position of each maximum in the data as second output."""
+    maxima = max_pool(node)
     if not node.wants(1):
-        return found
-    return [found, _places(node, _window(node), node.typed(found).shape[2:])]
+        return maxima
+    return [maxima, _places(node, _window(node), node.typed(maxima).shape[2:])]
 
 
 def _places(node: Node, window: Window, counts: Shape) -> Expr:
-    """Return the positions of maxima; `counts` are how many windows each axis has."""
+    """Return the flat positions of maxima; `counts` are the numbers of windows along each axis."""
     extents, rank = node.shape(0)[2:], len(counts)
-    places = shared.max_positions(node, node.expr(0), window, counts)
+    axis_positions = shared.max_positions(node, node.expr(0), window, counts)
+    # storage_order 1 is column-major: the axes of an image are flattened in reverse.
     order = -1 if node.get_int("storage_order", 0) else 1
-    flat = shared.flat_indices(node, places[::order], extents[::order])
+    flat = shared.flat_indices(node, axis_positions[::order], extents[::order])
     planes = op.arange(0, product(node.shape(0)[:2]), 1, "int64")
     first = op.multiply(planes, node.scope.scalar(product(extents)))
     return op.add(flat, op.reshape(first, (*node.shape(0)[:2], *[1] * rank), allowzero=True))
@@ -50,13 +51,15 @@ def _is_rounded_up(node: Node) -> bool:
 
 
 def _lp_pool(node: Node) -> Expr:
-    """Return the p-norm of each window: from the mean of the powers."""
+    """Return the p-norm of each window, computed from the mean of the powers."""
     window, power, kind = _window(node), _power(node), node.dtype(0)
     raised: Expr = op.power(op.abs(node.expr(0)), const(power, kind))
     if _is_rounded_up(node):
         mean = _of_whole_windows(node, raised)
     else:
         mean = shared.average_pool(node, raised, window, counts_padding=True)
+    # The mean counts the padding, so mean times window size is the sum; zeros add nothing to a
+    # p-norm.
     total = op.multiply(mean, const(math.prod(window.kernel), kind))
     return op.power(total, const(1 / power, kind))
 
@@ -77,12 +80,12 @@ def _global_lp_pool(node: Node) -> Expr:
 
 
 def max_pool(node: Node) -> Expr:
-    """Return the maxima of MaxPool, without their places."""
+    """Return the maxima of MaxPool, without their positions."""
     return shared.max_pool(node, node.expr(0), _window(node), ceil_mode=_is_rounded_up(node))
 
 
 def average_pool(node: Node) -> Expr:
-    """Return what AveragePool gives."""
+    """Convert AveragePool."""
     counts_padding = bool(node.get_int("count_include_pad", 0))
     return shared.average_pool(
         node, node.expr(0), _window(node), "", counts_padding, _is_rounded_up(node)
@@ -90,8 +93,8 @@ def average_pool(node: Node) -> Expr:
 
 
 def average_of_whole_windows(node: Node) -> Expr:
-    """QLinearAveragePool, which differs from AveragePool where windows are rounded up and borders
-    counted: a window that reaches beyond the padding is divided by its whole size too.
+    """Convert QLinearAveragePool, which differs from AveragePool with ceil_mode and
+    count_include_pad: a window that reaches beyond the padding is divided by its whole size too.
     """
     if not (_is_rounded_up(node) and node.get_int("count_include_pad", 0)):
         return average_pool(node)
@@ -99,34 +102,38 @@ def average_of_whole_windows(node: Node) -> Expr:
 
 
 def _of_whole_windows(node: Node, data: Expr) -> Expr:
-    """Return means of `data`, which has the extents of the first input, over windows that are
-    rounded up: what is not there is 0, and counted.
+    """Return means of `data`, which has the extents of the first input, with ceil_mode: positions
+    beyond the padding are 0 and counted.
     """
     window, extents = _window(node), node.shape(0)[2:]
     before, after = _known(node, window.before), _known(node, window.after)
     sizes = zip(window.kernel, window.strides, before, after, window.dilations, strict=True)
     counts = [window_extent_ceil(e, *size) for e, size in zip(extents, sizes, strict=True)]
-    whole = window.reaching(extents, counts)
-    wide = padded(node, data, whole, 0)
-    means = shared.pool("avg", wide, whole.unpadded(), count_include_pad=True)
+    rounded_window = window.reaching(extents, counts)
+    wide = padded(node, data, rounded_window, 0)
+    means = shared.pool("avg", wide, rounded_window.unpadded(), count_include_pad=True)
     axes = list(range(2, 2 + len(counts)))
     return op.strided_slice(means, begin=[0] * len(counts), end=counts, axes=axes)
 
 
 def _known(node: Node, padding: Sequence[Dim]) -> list[int]:
-    """Padding that is the same for all sizes."""
-    found = [known(p) for p in padding]
-    if None in found:
+    """Return padding that is constant. Raises Unsupported for symbolic padding."""
+    constants = [known(p) for p in padding]
+    if None in constants:
         node.unsupported("'auto_pad' of symbolic sizes with 'ceil_mode' and borders that count")
-    return [n for n in found if n is not None]
+    return [n for n in constants if n is not None]
 
 
-def _global(images: Callable[[Expr], Expr], other: Callable[..., Expr]) -> Callable[[Node], Expr]:
+def _global(
+    images: Callable[[Expr], Expr], reduction: Callable[..., Expr]
+) -> Callable[[Node], Expr]:
     def convert(node: Node) -> Expr:
-        """Of images the pooling that has kernels for their layouts, of other ranks a reduction."""
+        """Pool images of rank 4 by the operator with layout-specific kernels, other ranks by a
+        reduction.
+        """
         if node.rank(0) == 4:
             return images(node.expr(0))
-        return other(node.expr(0), axis=list(range(2, node.rank(0))), keepdims=True)
+        return reduction(node.expr(0), axis=list(range(2, node.rank(0))), keepdims=True)
 
     return convert
 

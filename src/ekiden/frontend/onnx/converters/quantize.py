@@ -1,12 +1,12 @@
-"""Quantised operators: integers (or small floats) that stand for numbers by a scale and a zero
-point, for a tensor, along an axis, or for each block of an axis.
+"""Quantised operators: integers (or small floats) that represent real numbers by a scale and a zero
+point, per tensor, per axis, or per block of an axis.
 
-    quantize    q = clip(round(x / s) + z, ends of the type)     halves to the even number
-    dequantize  x = (q - z) s                                    in float32, then the scale's type
+    quantize    q = clip(round(x / s) + z, limits of the dtype)  halves to even
+    dequantize  x = (q - z) s                                    in float32, then the scale's dtype
     products    sum (a - za)(b - zb), exactly in int32; requantised by one factor sa sb / sc
 
-Kernels of bytes take over where operands suit them (byte_products); what stands here is the
-meaning, for any types.
+8-bit kernels are used where operands suit them (byte_products); the code here is the general form,
+for any dtypes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ekiden.topi.shape import known
 
 
 def limits(dtype: str) -> tuple[int, int]:
-    """The smallest and the largest integer of a dtype."""
+    """Return the smallest and the largest integer of a dtype."""
     half = 1 << (SCALAR_BITS[dtype] - 1)
     return (0, 2 * half - 1) if is_unsigned(dtype) else (-half, half - 1)
 
@@ -55,27 +55,28 @@ def _check_length(node: Node, value: Value, extent: PrimExpr) -> None:
 
 
 def _spread(node: Node, value: Value) -> Expr:
-    """A scale or zero point in a shape that broadcasts over the first input."""
-    shape, found = value.type.shape, node.scope.expr(value)
+    """Return a scale or zero point in a shape that broadcasts over the first input."""
+    shape, parameter = value.type.shape, node.scope.expr(value)
     if not shape or (len(shape) == 1 and known(shape[0]) == 1):
-        return op.reshape(found, ()) if shape else found
+        return op.reshape(parameter, ()) if shape else parameter
     rank = node.rank(0)
     axis = node.axis(node.get_int("axis", 1), rank)
     if len(shape) == 1:
         _check_length(node, value, node.shape(0)[axis])
-        return append_axes(found, rank - axis - 1)
+        return append_axes(parameter, rank - axis - 1)
     block = node.get_int("block_size", 0)
     if not block:
         node.unsupported("attribute 'block_size' must be positive where the scale has axes")
+    # Blocked quantisation (opset 21): a scale for each block; the last block may be partial.
     extent = node.shape(0)[axis]
     if isinstance(extent, AnyDim):
         node.unsupported("the blocked axis must have a known extent")
-    repeated = op.repeat(found, block, axis)
+    repeated = op.repeat(parameter, block, axis)
     return op.strided_slice(repeated, begin=[0], end=[extent], axes=[axis])
 
 
 def _target(node: Node) -> str:
-    """What to quantise to: the zero point's type, or the one stated, or uint8."""
+    """Return the dtype to quantise to: that of the zero point, or `output_dtype`, or uint8."""
     zero = node.optional(2)
     if zero is not None:
         return zero.type.dtype
@@ -84,20 +85,21 @@ def _target(node: Node) -> str:
 
 
 def quantize(node: Node) -> Expr:
-    """QuantizeLinear: data, scale, zero point."""
-    wanted = _target(node)
+    """Convert QuantizeLinear: data, scale, zero point."""
+    dtype = _target(node)
     stated = node.get_int("precision", 0)
     wide = from_onnx_dtype(stated) if stated else node.dtype(1)
+    # A small float cannot hold the quotient, so the division is in float32.
     wide = "float32" if wide in SMALL_FLOATS else wide
     data, scale = op.cast(node.expr(0), wide), op.cast(_spread(node, node.value(1)), wide)
     scaled = op.divide(data, scale)
-    if wanted in SMALL_FLOATS:
-        return _narrowed(node, scaled, wanted)
+    if dtype in SMALL_FLOATS:
+        return _narrowed(node, scaled, dtype)
     zero = node.optional(2)
     rounded = op.round(scaled)
     if zero is not None:
         rounded = op.add(rounded, op.cast(_spread(node, zero), wide))
-    return op.cast(op.clip(rounded, *limits(wanted)), wanted)
+    return op.cast(op.clip(rounded, *limits(dtype)), dtype)
 
 
 def _narrowed(node: Node, scaled: Expr, dtype: str) -> Expr:
@@ -105,10 +107,10 @@ def _narrowed(node: Node, scaled: Expr, dtype: str) -> Expr:
 
 
 def dequantize(node: Node) -> Expr:
-    """DequantizeLinear: data, scale, zero point."""
+    """Convert DequantizeLinear: data, scale, zero point."""
     scale = _spread(node, node.value(1))
     stated = node.get_int("output_dtype", 0)
-    wanted = from_onnx_dtype(stated) if stated else node.dtype(1)
+    dtype = from_onnx_dtype(stated) if stated else node.dtype(1)
     zero = node.optional(2)
     if node.dtype(0) in SMALL_FLOATS:
         data: Expr = op.cast(node.expr(0), "float32")
@@ -117,7 +119,7 @@ def dequantize(node: Node) -> Expr:
         if zero is not None:
             data = op.subtract(data, op.cast(_spread(node, zero), "int32"))
         data = op.cast(data, "float32")
-    return op.cast(op.multiply(data, op.cast(scale, "float32")), wanted)
+    return op.cast(op.multiply(data, op.cast(scale, "float32")), dtype)
 
 
 # Products of integers.
@@ -132,8 +134,8 @@ def _check_point(node: Node, index: int, extent: PrimExpr) -> None:
 
 
 def _shifted(node: Node, data: int, zero: int, rows: bool = False) -> Expr:
-    """An input as int32 with its zero point taken off. A vector of zero points is one for each row
-    (`rows`), or column, of a matrix.
+    """Return an input as int32 with its zero point subtracted. A vector of zero points has one for
+    each row (`rows`), or column, of a matrix.
     """
     wide = op.cast(node.expr(data), "int32")
     point = node.optional(zero)
@@ -149,7 +151,9 @@ def _shifted(node: Node, data: int, zero: int, rows: bool = False) -> Expr:
 
 
 def _kernel(node: Node, data: int, zero: int) -> Expr:
-    """A convolution's weight as int32, its zero points one for each output channel."""
+    """Return a convolution's weight as int32 with its zero points, one for each output channel,
+    subtracted.
+    """
     wide = op.cast(node.expr(data), "int32")
     point = node.optional(zero)
     if point is None:
@@ -161,27 +165,34 @@ def _kernel(node: Node, data: int, zero: int) -> Expr:
 
 
 def _inner(node: Node, inputs: list[Value | None], convert: Callable[[Node], Expr]) -> Expr:
-    """What a converter makes of other inputs, with the attributes of this node."""
+    """Apply a converter to other inputs, with the attributes of this node."""
     return convert(node.with_inputs(inputs))
 
 
 def integer_product(node: Node) -> Expr:
-    """MatMulInteger: inputs 2 and 3 are the zero points of 0 and 1."""
+    """Convert MatMulInteger: inputs 2 and 3 are the zero points of 0 and 1."""
     for index, axis in ((0, -2), (1, -1)):
         if node.rank(index) >= -axis:
             _check_point(node, index + 2, node.shape(index)[axis])
-    left, right = (Levels(node.value(i), node.optional(i + 2)) for i in (0, 1))
+    left_operand, right_operand = (Levels(node.value(i), node.optional(i + 2)) for i in (0, 1))
     weight = node.value(1).array
-    if suits(left, right) and weight is not None and weight.ndim == 2 and node.rank(0) > 0:
+    if (
+        suits(left_operand, right_operand)
+        and weight is not None
+        and weight.ndim == 2
+        and node.rank(0) > 0
+    ):
         node.scope.same(node.shape(0)[-1:], node.shape(1)[:1])
-        return dense(node, left, right, np.ascontiguousarray(weight.T))
+        return dense(node, left_operand, right_operand, np.ascontiguousarray(weight.T))
+    # MatMulInteger accumulates in int32: with 8-bit operands that is exact for up to 33,000
+    # products of 255 * 255.
     a = node.value_of(_shifted(node, 0, 2, rows=True))
     b = node.value_of(_shifted(node, 1, 3))
     return _inner(node, [a, b], multiply_matrices)
 
 
 def _integer_conv(node: Node, inputs: Sequence[int], bias: Value | None = None) -> Expr:
-    """The convolution of inputs (data, weight, their zero points) in int32."""
+    """Return the int32 convolution of inputs (data, weight, their zero points)."""
     data, weight, point, kernel_point = inputs
     _check_point(node, kernel_point, node.shape(weight)[0])
     sides = [
@@ -200,20 +211,22 @@ def _conv_integer(node: Node) -> Expr:
 
 
 def _requantized(node: Node, total: Expr, factor: Expr, zero: int) -> Expr:
-    """round(total * factor) + zero point, in the zero point's type."""
-    wanted = node.dtype(zero)
+    """Return round(total * factor) + zero point, saturated, in the zero point's dtype."""
+    dtype = node.dtype(zero)
     rounded = op.round(op.multiply(op.cast(total, "float32"), factor))
     shifted = op.add(rounded, op.cast(op.reshape(node.expr(zero), ()), "float32"))
-    return op.cast(op.clip(shifted, *limits(wanted)), wanted)
+    return op.cast(op.clip(shifted, *limits(dtype)), dtype)
 
 
-def _factor(node: Node, left: int, right: int, result: int, spread: Callable[[int], Expr]) -> Expr:
-    a, b, c = (op.cast(spread(i), "float32") for i in (left, right, result))
+def _factor(
+    node: Node, left_scale: int, right_scale: int, result_scale: int, spread: Callable[[int], Expr]
+) -> Expr:
+    a, b, c = (op.cast(spread(i), "float32") for i in (left_scale, right_scale, result_scale))
     return op.divide(op.multiply(a, b), c)
 
 
 def scalar_input(node: Node, index: int) -> Expr:
-    """An input of one element as a scalar."""
+    """Return an input of one element as a scalar."""
     return op.reshape(node.expr(index), ()) if node.rank(index) else node.expr(index)
 
 
@@ -222,8 +235,8 @@ def _q_linear_mat_mul(node: Node) -> Expr:
     total = integer_product(node.with_inputs(sides))
 
     def spread(index: int) -> Expr:
-        """A scale or zero point as it broadcasts with the product: one for each row of the left
-        matrix, or each column of the right one.
+        """Return a scale or zero point that broadcasts with the product: one for each row of the
+        left matrix, or each column of the right one.
         """
         shape = node.shape(index)
         if not shape or known(shape[0]) == 1:
@@ -237,12 +250,13 @@ def _q_linear_mat_mul(node: Node) -> Expr:
 
 
 def quantized_conv(node: Node) -> Expr:
-    """QLinearConv."""
+    """Convert QLinearConv."""
     total = _integer_conv(node, (0, 3, 2, 5), node.optional(8))
 
     def spread(index: int) -> Expr:
-        """A scale or zero point of the output channels, with an axis of 1 for each of the
-        window."""
+        """Return a scale or zero point of the output channels, with an axis of 1 for each of the
+        window.
+        """
         shape = node.shape(index)
         if not shape or known(shape[0]) == 1:
             return scalar_input(node, index)

@@ -1,5 +1,5 @@
-"""Random tensors. Their numbers follow from the attribute `seed`, or from the node's name where
-there is none: every run of a model draws the same.
+"""Random tensors, seeded by the attribute `seed`, or by the node's name where there is none: every
+run of a model draws the same numbers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from ekiden.topi.shape import Dim
 
 
 def generator(node: Node) -> Expr:
-    """The generator of a node."""
+    """Return the random generator of a node, seeded by its attribute or by its name."""
     if node.has("seed"):
+        # ONNX's seed is a float; its bit pattern keeps distinct seeds distinct.
         seed = struct.unpack("<I", struct.pack("<f", node.get_number("seed")))[0]
     else:
         seed = zlib.crc32(describe(node.proto).encode())
@@ -34,11 +35,11 @@ def _drawn(node: Node, shape: tuple[Dim, ...], dtype: str, normal: bool) -> Expr
     wide = dtype if dtype in ("float32", "float64") else "float32"
     if normal:
         mean, scale = node.get_float("mean", 0.0), node.get_float("scale", 1.0)
-        found = op.random.normal(generator(node), shape, wide, mean, scale)
+        drawn = op.random.normal(generator(node), shape, wide, mean, scale)
     else:
         low, high = node.get_float("low", 0.0), node.get_float("high", 1.0)
-        found = op.random.uniform(generator(node), shape, wide, low, high)
-    values = TupleGetItem(found, 1)
+        drawn = op.random.uniform(generator(node), shape, wide, low, high)
+    values = TupleGetItem(drawn, 1)
     return values if wide == dtype else op.cast(values, dtype)
 
 
@@ -51,11 +52,11 @@ def _like(node: Node, normal: bool) -> Expr:
 
 
 def _multinomial(node: Node) -> Expr:
-    """Samples of classes by unnormalised log-probabilities."""
+    """Sample classes by unnormalised log-probabilities."""
     weights = op.nn.softmax(op.cast(node.expr(0), "float32"), axis=-1)
     count = node.get_int("sample_size", 1)
-    found = TupleGetItem(op.random.multinomial(generator(node), weights, count), 1)
-    return op.cast(found, from_onnx_dtype(node.get_int("dtype", 6)))
+    samples = TupleGetItem(op.random.multinomial(generator(node), weights, count), 1)
+    return op.cast(samples, from_onnx_dtype(node.get_int("dtype", 6)))
 
 
 # fmt: off

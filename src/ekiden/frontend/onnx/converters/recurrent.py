@@ -1,16 +1,16 @@
-"""RNN, GRU and LSTM, and the LSTM of com.microsoft whose weights are bytes.
+"""RNN, GRU and LSTM, and com.microsoft's LSTM with int8 weights.
 
 ONNX orders gates i, o, f, c and z, r, h; Relay's layers take them as i, f, g, o and r, z, n. Each
-direction is a layer; the results of two stand beside each other in an axis of their own.
+direction is a layer; the results of two are stacked along an axis of their own.
 
     LSTM   i, f, o = f(W x + R h + P c + b),  c' = f c + i g(W x + R h + b),  h' = o h(c')
     GRU    z, r = f(W x + R h + b),  n = g(W x + r (R h + b)) or g(W x + R (r h) + b),
            h' = (1 - z) n + z h          the first n with linear_before_reset, as PyTorch's
 
-Weights come as [directions, gates * hidden, inputs], both biases in one row. `clip` bounds what
-goes into activations. With sequence_lens, steps behind a sequence's end give 0, and the last state
-is that of its last step; backwards it begins at its own end. The last states of a sequence of no
-steps are 0, as ONNX Runtime has them, whatever it begins with.
+Weights are [directions, gates * hidden, inputs], both biases in one row. `clip` bounds the inputs
+of activations. With sequence_lens, steps behind a sequence's end are 0, and the last state is that
+of its last step; the backward direction begins at its own end. The last states of a sequence
+without steps are 0, as in ONNX Runtime, whatever the initial states are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from ekiden.topi.shape import Shape, known
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A cell: ONNX's places of our gates, and of our peepholes."""
+    """A kind of recurrent cell: the positions of our gates, and of our peepholes, in
+    ONNX's order.
+    """
 
     gates: tuple[int, ...]
     activations: tuple[str, ...]
@@ -65,49 +67,55 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 
 
 def _rows(node: Node, value: Value, direction: int, order: Sequence[int]) -> Expr:
-    """The part of a direction [blocks * n, ...] with its blocks in another order; n is the number
-    of hidden values, which the weight may not say."""
+    """Return the part of a direction [blocks * n, ...] with its gate blocks reordered; n is the
+    hidden size, which the weight's shape may not have as a constant.
+    """
     if value.array is not None:
-        parts = np.split(value.array[direction], len(order))
-        return const(np.ascontiguousarray(np.concatenate([parts[i] for i in order])))
-    whole = _direction(node.scope.expr(value), direction)
-    hidden, rest = node.get_int("hidden_size", 0), value.type.shape[2:]
+        blocks_of_array = np.split(value.array[direction], len(order))
+        return const(np.ascontiguousarray(np.concatenate([blocks_of_array[i] for i in order])))
+    direction_weight = _direction(node.scope.expr(value), direction)
+    hidden, other_dims = node.get_int("hidden_size", 0), value.type.shape[2:]
     if hidden and known(value.type.shape[1]) is None:
-        whole = op.reshape(whole, (len(order) * hidden, *rest), allowzero=True)
+        direction_weight = op.reshape(
+            direction_weight, (len(order) * hidden, *other_dims), allowzero=True
+        )
     if len(order) == 1:
-        return whole
-    blocks = op.split(whole, len(order), axis=0)
+        return direction_weight
+    blocks = op.split(direction_weight, len(order), axis=0)
     return op.concatenate([TupleGetItem(blocks, i) for i in order], axis=0)
 
 
 def _direction(expr: Expr, direction: int) -> Expr:
-    """One direction of a tensor [directions, ...]."""
+    """Return one direction of a tensor [directions, ...]."""
     return op.take(expr, const(np.int64(direction)), axis=0)
 
 
 def _biases(node: Node, kind: Kind, direction: int) -> tuple[Expr | None, Expr | None]:
-    """The biases of the inputs and of the states."""
+    """Return the biases of the inputs and of the states; None where they are absent."""
     value, count = node.optional(3), len(kind.gates)
     if value is None:
         return None, None
+    # One row holds the input bias Wb and then the state bias Rb, each in ONNX's gate order.
     if value.array is None:
         both = _rows(node, value, direction, [*kind.gates, *(count + g for g in kind.gates)])
-        parts = op.split(both, 2, axis=0)
-        return TupleGetItem(parts, 0), TupleGetItem(parts, 1)
+        halves_of_bias = op.split(both, 2, axis=0)
+        return TupleGetItem(halves_of_bias, 0), TupleGetItem(halves_of_bias, 1)
     halves = (constant(half) for half in np.split(value.array, 2, axis=1))
     first, second = (_rows(node, half, direction, kind.gates) for half in halves)
     return first, second
 
 
 def _activations(node: Node, kind: Kind, directions: int) -> list[Options]:
-    """The options of each direction. Alphas and betas stand in lists of those that need one."""
+    """Return the activation options of each direction. `activation_alpha` and `activation_beta`
+    list values only for activations that need one.
+    """
     names = [n.lower() for n in node.get_strings("activations")]
     names = names or [n.lower() for n in kind.activations] * directions
     if unknown := [n for n in names if n not in ACTIVATIONS]:
         node.unsupported(f"activation {unknown[0]!r}; there are {', '.join(ACTIVATIONS)}")
     if len(names) != len(kind.activations) * directions:
         node.unsupported(f"expected {len(kind.activations)} activations per direction: {names}")
-    given = {
+    parameter_lists = {
         key: list(node.get_floats(key)) if node.has(key) else []
         for key in ("activation_alpha", "activation_beta")
     }
@@ -115,15 +123,17 @@ def _activations(node: Node, kind: Kind, directions: int) -> list[Options]:
     for name in names:
         ours, *defaults = ACTIVATIONS[name]
         numbers = []
-        for default, left in zip(defaults, given.values(), strict=True):
+        for default, remaining in zip(defaults, parameter_lists.values(), strict=True):
             needed = default is not None
-            numbers.append(left.pop(0) if needed and left else default or 0.0)
+            numbers.append(remaining.pop(0) if needed and remaining else default or 0.0)
         rows.append((ours, *numbers))
     step = len(kind.activations)
     chosen = [rows[i * step : (i + 1) * step] for i in range(directions)]
     return [
-        dict(zip(("activations", "alphas", "betas"), zip(*each, strict=True), strict=True))
-        for each in chosen
+        dict(
+            zip(("activations", "alphas", "betas"), zip(*direction_rows, strict=True), strict=True)
+        )
+        for direction_rows in chosen
     ]
 
 
@@ -134,18 +144,21 @@ def _lengths(node: Node) -> Expr | None:
 def _initial(node: Node, index: int, direction: int, batch_first: bool) -> Expr | None:
     if node.optional(index) is None:
         return None
+    # With layout 1 the initial states are [batch, directions, hidden].
     expr = node.expr(index)
     return _direction(op.transpose(expr, (1, 0, 2)) if batch_first else expr, direction)
 
 
 def _layers(node: Node, kind: Kind) -> tuple[bool, list[tuple[bool, Options]]]:
-    """(whether the batch comes first, per direction: (reversed, options common to all cells))."""
+    """Return whether the batch comes first, and for each direction (reversed, options common to all
+    cells).
+    """
     batch_first = node.get_int("layout", 0) == 1
     directions = DIRECTIONS.get(node.get_string("direction", "forward"))
     if directions is None:
         node.unsupported(f"direction must be one of {', '.join(DIRECTIONS)}")
     options = _activations(node, kind, len(directions))
-    made: list[tuple[bool, Options]] = []
+    layers: list[tuple[bool, Options]] = []
     for number, (reverse, functions) in enumerate(zip(directions, options, strict=True)):
         common: Options = {
             "initial_h": _initial(node, 5, number, batch_first),
@@ -154,18 +167,21 @@ def _layers(node: Node, kind: Kind) -> tuple[bool, list[tuple[bool, Options]]]:
             "clip": node.get_float("clip", 0.0),
             **functions,
         }
-        made.append((reverse, common))
-    return batch_first, made
+        layers.append((reverse, common))
+    return batch_first, layers
 
 
 def _results(layers: Sequence[Sequence[Expr]], batch_first: bool) -> list[Expr]:
-    """Y [steps, directions, batch, hidden] and the last states [directions, batch, hidden]."""
+    """Return Y [steps, directions, batch, hidden] and the last states [directions, batch,
+    hidden].
+    """
     every, *states = zip(*layers, strict=True)
-    whole = op.stack(every, axis=1)
-    last = [op.stack(each, axis=0) for each in states]
+    stacked = op.stack(every, axis=1)
+    last = [op.stack(state, axis=0) for state in states]
+    # layout 1 moves the batch to the front: Y [batch, steps, directions, hidden].
     if not batch_first:
-        return [whole, *last]
-    return [op.transpose(whole, (2, 0, 1, 3)), *(op.transpose(e, (1, 0, 2)) for e in last)]
+        return [stacked, *last]
+    return [op.transpose(stacked, (2, 0, 1, 3)), *(op.transpose(e, (1, 0, 2)) for e in last)]
 
 
 def _data(node: Node, batch_first: bool) -> Expr:
@@ -173,14 +189,14 @@ def _data(node: Node, batch_first: bool) -> Expr:
 
 
 def _learn_batch(node: Node, axis: int) -> None:
-    """The states that a layer begins with have the batch of its input."""
+    """Constrain the initial states to the batch of the layer's input."""
     for state in (5, 6):
         if node.optional(state) is not None and node.rank(state) == node.rank(0) == 3:
             node.scope.same(node.shape(0)[axis : axis + 1], node.shape(state)[axis : axis + 1])
 
 
 def _learn_hidden(node: Node, kind: Kind) -> None:
-    """Weights have rows of as many hidden values as the node says, for each gate."""
+    """Constrain the weights to `hidden_size` rows for each gate."""
     hidden, gates = node.get_int("hidden_size", 0), len(kind.gates)
     if hidden < 1:
         node.unsupported("attribute 'hidden_size' must be given, and at least 1")
@@ -202,9 +218,10 @@ def _recurrent(node: Node) -> list[Expr]:
     batch_first, layers = _layers(node, kind)
     data = _data(node, batch_first)
     _learn_batch(node, 0 if batch_first else 1)
+    # Kernels and scans assume at least one step and one row.
     if any(known(extent) == 0 for extent in node.typed(data).shape[:2]):
         return _nothing(node, node.typed(data).shape, len(layers), batch_first)
-    made = []
+    layer_outputs = []
     for direction, (_, options) in enumerate(layers):
         inputs, states = (_rows(node, node.value(i), direction, kind.gates) for i in (1, 2))
         biases = _biases(node, kind, direction)
@@ -212,15 +229,16 @@ def _recurrent(node: Node) -> list[Expr]:
             options |= _lstm_options(node, kind, direction, batch_first)
         elif node.op_type == "GRU":
             options["reset_first"] = node.get_int("linear_before_reset", 0) == 0
-        made.append(
+        layer_outputs.append(
             recurrent_layer(node.op_type.lower(), data, (inputs, states, *biases), **options)
         )
-    return _results([_with_no_steps(node, data, outputs) for outputs in made], batch_first)
+    return _results([_with_no_steps(node, data, outputs) for outputs in layer_outputs], batch_first)
 
 
 def _nothing(node: Node, shape: Shape, directions: int, batch_first: bool) -> list[Expr]:
-    """The results of a layer without steps or without a batch: they need no kernels. What the node
-    reads is looked at as by others."""
+    """Return the zero results of a layer without steps or without a batch, which needs no kernels.
+    All inputs must have been checked before.
+    """
     assert all(v is None or len(v.type.shape) for v in node.inputs), "checked before"
     steps, batch, _ = shape
     hidden = node.get_int("hidden_size")
@@ -233,7 +251,9 @@ def _nothing(node: Node, shape: Shape, directions: int, batch_first: bool) -> li
 
 
 def _with_no_steps(node: Node, data: Expr, outputs: Sequence[Expr]) -> list[Expr]:
-    """A layer whose last states are 0 where a sequence has no steps, if it begins with others."""
+    """Replace the last states by 0 where a sequence has no steps, if the layer has initial
+    states.
+    """
     if node.optional(5) is None and node.optional(6) is None:
         return list(outputs)
     every, *states = outputs
@@ -261,20 +281,23 @@ def _lstm_options(node: Node, kind: Kind, direction: int, batch_first: bool) -> 
 
 
 def _bytes(node: Node, index: int, direction: int, order: Sequence[int]) -> Constant:
-    """A weight [directions, n, 4 * hidden] as [4 * hidden, n] in our order."""
+    """Return a weight [directions, n, 4 * hidden] as [4 * hidden, n] in our gate order."""
     weight = node.numbers(index, "a weight")[direction].T
-    parts = np.split(weight, len(order))
-    return Constant(np.ascontiguousarray(np.concatenate([parts[i] for i in order])))
+    gate_blocks = np.split(weight, len(order))
+    return Constant(np.ascontiguousarray(np.concatenate([gate_blocks[i] for i in order])))
 
 
 def _scale(node: Node, index: int, direction: int, rows: int, order: Sequence[int]) -> Expr:
-    """Scales [directions], or one for each row, as one for each row; no zero points."""
+    """Return scales [directions], or one for each row, as one for each row. Raises Unsupported for
+    nonzero zero points.
+    """
     scale: Array = node.numbers(index, "a scale")[direction]
+    # Symmetric weights: the kernel has no correction term for a zero point.
     points = node.optional(index + 1)
     if points is not None and (points.array is None or np.any(points.array)):
         node.unsupported("weights must have the zero point 0")
-    parts = np.split(np.broadcast_to(scale, (rows,)), len(order))
-    return const(np.concatenate([parts[i] for i in order]).astype(np.float32))
+    gate_blocks = np.split(np.broadcast_to(scale, (rows,)), len(order))
+    return const(np.concatenate([gate_blocks[i] for i in order]).astype(np.float32))
 
 
 def _dynamic_quantize_lstm(node: Node) -> list[Expr]:
@@ -284,7 +307,7 @@ def _dynamic_quantize_lstm(node: Node) -> list[Expr]:
     _learn_batch(node, 0 if batch_first else 1)
     if node.dtype(1) != "int8" or node.dtype(2) != "int8":
         node.unsupported(f"weights must be int8, got {node.dtype(1)} and {node.dtype(2)}")
-    made = []
+    layer_outputs = []
     for direction, (_, options) in enumerate(layers):
         options |= _lstm_options(node, kind, direction, batch_first)
         weights = [_bytes(node, i, direction, kind.gates) for i in (1, 2)]
@@ -292,8 +315,8 @@ def _dynamic_quantize_lstm(node: Node) -> list[Expr]:
         scales = [_scale(node, i, direction, rows, kind.gates) for i in (8, 10)]
         first, second = _biases(node, kind, direction)
         options["bias"] = first if first is None or second is None else op.add(first, second)
-        made.append(qnn.dynamic_lstm(data, weights[0], weights[1], *scales, **options))
-    return _results(made, batch_first)
+        layer_outputs.append(qnn.dynamic_lstm(data, weights[0], weights[1], *scales, **options))
+    return _results(layer_outputs, batch_first)
 
 
 _COMMON = "activation_alpha activation_beta activations clip direction hidden_size"

@@ -1,7 +1,7 @@
 """Reductions over axes.
 
-Axes that come at run time make of each axis two, one that is kept and one that is reduced, of which
-one is 1 long. So the data are reshaped, and axes that are known are reduced:
+For run-time axes, each axis is split in two, one that is kept and one that is reduced, one of which
+has extent 1. The data are reshaped so, and the reduced axes are then static:
 
     x [a, b], axes     ->  reshape(x, [a', a'', b', b'']), reduced over the second and the fourth
                            a', a'' = 1, a where the first is among the axes, else a, 1
@@ -28,8 +28,8 @@ Reduce = Callable[[Expr, tuple[int, ...], bool], Expr]
 
 
 def reduced_axes(node: Node) -> tuple[int, ...] | None:
-    """Axes from the attribute or the second input, from the front; None for a node that reduces
-    nothing.
+    """Return the reduced axes, from the attribute or the second input, counted from the front; None
+    for a node that reduces nothing.
     """
     rank = node.rank(0)
     if node.has("axes"):
@@ -43,59 +43,64 @@ def reduced_axes(node: Node) -> tuple[int, ...] | None:
 
 
 def _is_by_data(node: Node) -> bool:
-    """Whether which axes are reduced is only known at run time."""
+    """Return whether the reduced axes are run-time data."""
     return not node.has("axes") and is_data(node, 1) and known(node.shape(1)[0]) != 0
 
 
 def _mask(node: Node) -> Expr:
-    """Which axes are reduced at run time, as numbers (rank,) of int64; all where there are none,
-    unless nothing is reduced then."""
+    """Return which axes are reduced at run time, as int64 (rank,) of 0 and 1; all where the list is
+    empty, unless `noop_with_empty_axes`.
+    """
     rank = node.rank(0)
     axes = op.expand_dims(axes_by_data(node, 1), axis=0)
     among = op.equal(axes, const(np.arange(rank)[:, None]))
-    found = op.cast(op.any(among, axis=[1]), "int64")
+    mask = op.cast(op.any(among, axis=[1]), "int64")
     if known(node.shape(1)[0]) is not None or node.get_int("noop_with_empty_axes", 0):
-        return found
-    count = op.sum(found, axis=[0], keepdims=True)
-    return op.where(op.equal(count, const(0, "int64")), op.ones_like(found), found)
+        return mask
+    count = op.sum(mask, axis=[0], keepdims=True)
+    return op.where(op.equal(count, const(0, "int64")), op.ones_like(mask), mask)
 
 
 def _extents(node: Node, numbers: Expr) -> tuple[Dim, ...]:
-    """A vector of known length, as dimensions that have names from here on."""
-    found = dims(node.scope, node.value_of(numbers))
-    assert found is not None, "a vector of known length"
-    return found
+    """Return a vector of known length as dimensions, with symbolic names from here on."""
+    extents = dims(node.scope, node.value_of(numbers))
+    assert extents is not None, "a vector of known length"
+    return extents
 
 
 def _left(node: Node, mask: Expr, extents: Expr) -> tuple[Dim, ...]:
-    """The extents of the axes that are not reduced, of a known number of axes that are."""
+    """Return the extents of the axes that are not reduced, where the number of reduced axes is
+    known.
+    """
     count = known(node.shape(1)[0])
     if count is None:
         node.needs(1, "without 'keepdims' the number of 'axes' must be known")
     if count > 1:
-        (found,) = _extents(node, op.sum(mask, axis=[0], keepdims=True))
-        condition = binary(EQ, as_dim(found), count)
+        (distinct_count,) = _extents(node, op.sum(mask, axis=[0], keepdims=True))
+        condition = binary(EQ, as_dim(distinct_count), count)
         node.scope.require(condition, " (without 'keepdims' each axis must be named once)")
-    kept = op.subtract(const(np.ones(node.rank(0), np.int64)), mask)
-    place = op.multiply(op.cumsum(kept, axis=0), kept)  # from 1 on, 0 of those that go
-    wanted = const(np.arange(1, node.rank(0) - count + 1)[:, None])
-    chosen = op.cast(op.equal(op.expand_dims(place, axis=0), wanted), "int64")
+    is_kept = op.subtract(const(np.ones(node.rank(0), np.int64)), mask)
+    position = op.multiply(op.cumsum(is_kept, axis=0), is_kept)  # from 1 on, 0 of those that go
+    positions = const(np.arange(1, node.rank(0) - count + 1)[:, None])
+    chosen = op.cast(op.equal(op.expand_dims(position, axis=0), positions), "int64")
     return _extents(node, op.sum(op.multiply(chosen, extents), axis=[1]))
 
 
 def _reduced_by_data(node: Node, function: Reduce, data: Expr) -> Expr:
-    """`data`, of the shape of the first input, over the axes of the second, as above."""
+    """Reduce `data`, of the shape of the first input, over the run-time axes of the second."""
     rank, mask = node.rank(0), node.given(_mask(node)).expr
     assert mask is not None
     extents, one = op.shape_of(node.expr(0), "int64"), const(np.ones(node.rank(0), np.int64))
     is_reduced = op.cast(mask, "bool")
     pairs = [op.where(is_reduced, one, extents), op.where(is_reduced, extents, one)]
+    # Each axis becomes (kept, reduced), one of which is 1: a static reduction over odd axes then
+    # serves every mask.
     split = _extents(node, op.reshape(op.stack(pairs, axis=1), (2 * rank,)))
-    whole = op.reshape(data, split, allowzero=True)
-    found = function(whole, tuple(range(1, 2 * rank, 2)), False)
+    paired = op.reshape(data, split, allowzero=True)
+    reduced = function(paired, tuple(range(1, 2 * rank, 2)), False)
     if node.get_int("keepdims", 1):
-        return found
-    return op.reshape(found, _left(node, mask, extents), allowzero=True)
+        return reduced
+    return op.reshape(reduced, _left(node, mask, extents), allowzero=True)
 
 
 def _reduce(
@@ -104,12 +109,14 @@ def _reduce(
     finish: Callable[[Expr], Expr] | None = None,
     floats: bool = False,
 ) -> Converter:
-    """`prepare` is done to each element before, `finish` to each result: also where no axis is
-    reduced. floats: of integers the whole is computed with floats, which are cut off at the end.
+    """Return a converter of a reduction.
+
+    `prepare` is applied to each element before, `finish` to each result, also where no axis is
+    reduced. floats: integers are computed in float64 throughout and truncated at the end.
     """
 
     def convert(node: Node) -> Expr | Value:
-        """The reduction; without axes to reduce, each element prepared."""
+        """Reduce the input; without axes to reduce, only prepare and finish each element."""
         is_by_data = _is_by_data(node)
         axes = None if is_by_data else reduced_axes(node)
         if not is_by_data and axes is None and prepare is None and finish is None:
@@ -124,8 +131,8 @@ def _reduce(
             data = function(data, axes, bool(node.get_int("keepdims", 1)))
         if is_cut and not floats:
             data = op.cast(data, "float64")
-        found = data if finish is None else finish(data)
-        return op.cast(found, kind) if is_cut else found
+        result = data if finish is None else finish(data)
+        return op.cast(result, kind) if is_cut else result
 
     return convert
 
@@ -139,8 +146,9 @@ def _square(data: Expr) -> Expr:
 
 
 def _log_sum_exp(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
-    """max + log(sum(exp(x - max))), so that nothing overflows. An infinite maximum is not taken
-    off, as inf - inf is NaN: the sum is 0 or inf by itself, whose logarithms are -inf and inf."""
+    """Return max + log(sum(exp(x - max))), which cannot overflow. An infinite maximum is not
+    subtracted, as inf - inf is NaN: the sum is then 0 or inf, whose logarithms are -inf and inf.
+    """
     largest = op.max(data, axis=axes, keepdims=True)
     largest = op.where(op.isfinite(largest), largest, op.zeros_like(largest))
     total = op.add(
@@ -151,17 +159,16 @@ def _log_sum_exp(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
 
 def _arg(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
-        """The position as int64, as ONNX has it; the first of equals without
-        `select_last_index`."""
+        """Return the position as int64; the first of equal ones without `select_last_index`."""
         axis = node.axis(node.get_int("axis", 0), node.rank(0))
         last = bool(node.get_int("select_last_index", 0))
-        found = function(
+        positions = function(
             node.expr(0),
             axis=axis,
             keepdims=bool(node.get_int("keepdims", 1)),
             select_last_index=last,
         )
-        return op.cast(found, "int64")
+        return op.cast(positions, "int64")
 
     return convert
 

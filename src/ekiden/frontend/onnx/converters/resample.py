@@ -1,11 +1,12 @@
-"""Resizing along any axes by the weights of a matrix for each: what images resized by a kernel of
-their own (see movement) do not cover. What is known of extents and scales is computed at import.
+"""Resizing along any axes by a weight matrix for each: what the image kernels do not cover (see
+movement). What is known of extents and scales is computed at import.
 
-    y[i] = sum over taps t of k(t - p(i)) x[clamp(t)] / sum of k        p: where i lies in the data
+    y[i] = sum over taps t of k(t - p(i)) x[clamp(t)] / sum of k        p: source coordinate of i
 
-is a matrix [result, data] for each axis, applied one after the other; k is the triangle or Keys's
-cubic (1981), stretched by 1 / scale where antialias makes an image smaller. With exclude_outside
-taps outside have weight 0, else they count at the border. Nearest is one tap, a take.
+is a matrix [result, data] for each axis, applied one after the other; k is the triangle or the
+cubic kernel (Keys 1981), stretched by 1 / scale where antialias is set and the image shrinks. With
+exclude_outside taps outside have weight 0, otherwise they count at the border. Nearest is one tap,
+a take.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ MAX_INTERPRETED_ROWS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """An axis that is resized: its extents and the scale that coordinates go by, as float64
-    scalars; what is known at import is a constant, and is computed with there."""
+    """An axis that is resized: its extents and the scale that coordinates use, as float64 scalars.
+    What is known at import is a constant and is folded.
+    """
 
     node: Node
     at: int
@@ -50,11 +52,11 @@ class _Axis:
 
     @property
     def sizes(self) -> tuple[Number, Number]:
-        """The extents of the data and of the result."""
+        """Return the extents of the data and of the result, as float64 scalars."""
         return number_of(self.node, self.size), number_of(self.node, self.extent)
 
     def is_kept(self) -> bool:
-        """Whether the result along it is known to be the data's."""
+        """Return whether the axis provably keeps its extent and its coordinates."""
         scale = self.scale
         one = isinstance(scale, Constant) and float(scale.data) == 1
         return one and equal(self.size, self.extent)
@@ -65,13 +67,15 @@ def _number(value: float) -> Constant:
 
 
 def number_of(node: Node, extent: PrimExpr) -> Number:
-    """An extent as a float64 scalar."""
+    """Return an extent as a float64 scalar."""
     number = known(extent)
     return op.cast(node.scope.scalar(extent), "float64") if number is None else _number(number)
 
 
 def _places(axis: _Axis) -> Expr:
-    """Where each result element of an axis lies in the data."""
+    """Return the source coordinate of each result element of an axis, by
+    `coordinate_transformation_mode` (ONNX Resize).
+    """
     one, half = _number(1), _number(0.5)
     x = op.cast(op.arange(0, axis.extent, 1, "int64"), "float64")
     size, extent = axis.sizes
@@ -85,8 +89,8 @@ def _places(axis: _Axis) -> Expr:
         case "align_corners":
             wide = size * scale
             is_one = op.equal(wide, one)
-            found = x * (size - one) / op.where(is_one, one, wide - one)
-            return op.where(is_one, op.zeros_like(x), found)
+            aligned = x * (size - one) / op.where(is_one, one, wide - one)
+            return op.where(is_one, op.zeros_like(x), aligned)
         case "pytorch_half_pixel":
             return op.where(op.greater(extent, one), (x + half) / scale - half, op.zeros_like(x))
         case "tf_half_pixel_for_nn":
@@ -104,7 +108,9 @@ def _places(axis: _Axis) -> Expr:
 
 
 def _region(node: Node, axis: int) -> tuple[Number, Number]:
-    """The part of an axis that is resized: all of it where none is stated."""
+    """Return the part of an axis that is resized, as fractions (tf_crop_and_resize); all of it
+    where none is stated.
+    """
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
     if axis not in axes:
         return _number(0), _number(1)
@@ -113,26 +119,26 @@ def _region(node: Node, axis: int) -> tuple[Number, Number]:
     return op.take(values, first), op.take(values, last)
 
 
-def _nearest(axis: _Axis, places: Expr) -> Expr:
+def _nearest(axis: _Axis, coordinates: Expr) -> Expr:
     match axis.rounding:
         case "simple":
             shrinks = op.less(axis.scale, _number(1))
-            found: Expr = op.where(shrinks, op.ceil(places), op.floor(places))
+            rounded: Expr = op.where(shrinks, op.ceil(coordinates), op.floor(coordinates))
         case "round_prefer_ceil":
-            found = op.floor(op.add(places, _number(0.5)))
+            rounded = op.floor(op.add(coordinates, _number(0.5)))
         case "floor":
-            found = op.floor(places)
+            rounded = op.floor(coordinates)
         case "ceil":
-            found = op.ceil(places)
+            rounded = op.ceil(coordinates)
         case _:
-            found = op.ceil(op.subtract(places, _number(0.5)))
-    return _clipped(axis, found)
+            rounded = op.ceil(op.subtract(coordinates, _number(0.5)))
+    return _clipped(axis, rounded)
 
 
-def _clipped(axis: _Axis, places: Expr) -> Expr:
-    """Places as positions of the data, those outside at its borders."""
+def _clipped(axis: _Axis, coordinates: Expr) -> Expr:
+    """Return coordinates as int64 positions of the data, clamped to its borders."""
     last = axis.sizes[0] - _number(1)
-    return op.cast(op.minimum(op.maximum(places, _number(0)), last), "int64")
+    return op.cast(op.minimum(op.maximum(coordinates, _number(0)), last), "int64")
 
 
 def _linear(distance: Expr) -> Expr:
@@ -140,7 +146,7 @@ def _linear(distance: Expr) -> Expr:
 
 
 def _cubic(distance: Expr, a: float) -> Expr:
-    """Keys's kernel."""
+    """Return the weights of cubic convolution (Keys 1981)."""
     x = op.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1.0
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -148,15 +154,18 @@ def _cubic(distance: Expr, a: float) -> Expr:
     return op.where(op.less_equal(x, _number(1)), near, outer)
 
 
-def _weights(axis: _Axis, places: Expr) -> Expr:
-    """[result, data] weights: those outside go to the border, or are left out."""
+def _weights(axis: _Axis, coordinates: Expr) -> Expr:
+    """Return the interpolation weights [result, data]: weights of taps outside go to the border, or
+    are excluded.
+    """
     node, one = axis.node, _number(1)
     cubic = node.get_string("mode", "nearest") == "cubic"
     shrinks = bool(node.get_int("antialias", 0))
+    # ONNX Resize, antialias: when downsampling, the filter is stretched by max(1, 1 / scale).
     stretch = op.minimum(axis.scale, one) if shrinks else one
     wide = op.ceil(_number(2 if cubic else 1) / stretch) + one
     (reach,) = as_dims(node, op.reshape(op.cast(wide, "int64"), (1,)))
-    column = op.reshape(places, (axis.extent, 1), allowzero=True)
+    column = op.reshape(coordinates, (axis.extent, 1), allowzero=True)
     steps = op.arange(1 - as_dim(reach), reach + 1, 1, "int64")
     taps = op.floor(column) + op.cast(steps, "float64")
     distance = (taps - column) * stretch
@@ -168,23 +177,24 @@ def _weights(axis: _Axis, places: Expr) -> Expr:
     values = values / op.sum(values, axis=[1], keepdims=True)
     rows = op.expand_dims(op.arange(0, axis.extent, 1, "int64"), axis=1)
     rows = op.broadcast_to(rows, (axis.extent, tidy(as_dim(reach) * 2)))
-    found = op.full(_number(0), (axis.extent, axis.size), dtype="float64")
+    # Scatter-add, because several taps outside can fall on the same border element.
+    zeros = op.full(_number(0), (axis.extent, axis.size), dtype="float64")
     at = op.stack([rows, _clipped(axis, taps)], axis=0)
-    return op.scatter_nd(found, at, values, "add")
+    return op.scatter_nd(zeros, at, values, "add")
 
 
 def as_dims(node: Node, numbers: Expr) -> tuple[Dim, ...]:
-    """A vector of sizes as dimensions: numbers where they are known."""
+    """Return a vector of sizes as dimensions: numbers where they are known."""
     if not free_vars(numbers):
         return tuple(int(n) for n in np.asarray(Interpreter().evaluate(numbers)))
-    found = dims(node.scope, node.value_of(numbers))
-    assert found is not None, "a vector of known length"
-    return found
+    dimensions = dims(node.scope, node.value_of(numbers))
+    assert dimensions is not None, "a vector of known length"
+    return dimensions
 
 
-def _is_outside(axis: _Axis, places: Expr) -> Expr:
+def _is_outside(axis: _Axis, coordinates: Expr) -> Expr:
     last = axis.sizes[0] - _number(1)
-    return op.logical_or(op.less(places, _number(0)), op.greater(places, last))
+    return op.logical_or(op.less(coordinates, _number(0)), op.greater(coordinates, last))
 
 
 def resample(
@@ -194,53 +204,64 @@ def resample(
     mode: str = "half_pixel",
     rounding: str = "round_prefer_floor",
 ) -> Expr:
-    """The first input with these extents; `scales`, float64 scalars, are those that coordinates go
-    by, as `mode` says; `rounding` is that of the nearest place."""
+    """Resize the first input to these extents, axis by axis.
+
+    Args:
+        node: the node.
+        extents: the extents of the result.
+        scales: float64 scalars that the coordinates use.
+        mode: `coordinate_transformation_mode`.
+        rounding: the rounding of nearest-neighbour coordinates.
+    """
     data, kind = node.expr(0), node.dtype(0)
+    # Integers and float16 are interpolated in float32 and rounded once at the end.
     wide = kind if kind in ("float32", "float64") else "float32"
     nearest = node.get_string("mode", "nearest") == "nearest"
-    found: Expr = data if nearest or wide == kind else op.cast(data, wide)
+    resized: Expr = data if nearest or wide == kind else op.cast(data, wide)
     cropped = mode == "tf_crop_and_resize"
     outside: Expr | None = None
     for at, (size, extent, scale) in enumerate(zip(node.shape(0), extents, scales, strict=True)):
         axis = _Axis(node, at, size, extent, scale, mode, rounding)
         if axis.is_kept() and not cropped:
             continue
+        # Elements cannot be computed from an empty axis.
         node.scope.require(binary(Or, binary(GE, size, 1), binary(EQ, extent, 0)))
-        places = folded_table(node, _places(axis))
+        coordinates = folded_table(node, _places(axis))
         if cropped:
             shape = [extent if i == at else as_dim(1) for i in range(len(extents))]
-            row = op.reshape(_is_outside(axis, places), shape, allowzero=True)
+            row = op.reshape(_is_outside(axis, coordinates), shape, allowzero=True)
             outside = row if outside is None else op.logical_or(outside, row)
         if nearest:
-            found = op.take(found, folded_table(node, _nearest(axis, places)), axis=at)
+            resized = op.take(resized, folded_table(node, _nearest(axis, coordinates)), axis=at)
         else:
-            found = _applied(
-                node, found, folded_table(node, op.cast(_weights(axis, places), wide)), at
+            resized = _applied(
+                node, resized, folded_table(node, op.cast(_weights(axis, coordinates), wide)), at
             )
     if outside is not None:
         fill = node.get_float("extrapolation_value", 0.0)
-        found = op.where(folded_table(node, outside), const(fill, node.typed(found).dtype), found)
-    if node.typed(found).dtype == kind:
-        return found
-    return op.cast(found if is_float(kind) else op.round(found), kind)
+        resized = op.where(
+            folded_table(node, outside), const(fill, node.typed(resized).dtype), resized
+        )
+    if node.typed(resized).dtype == kind:
+        return resized
+    return op.cast(resized if is_float(kind) else op.round(resized), kind)
 
 
 def folded_table(node: Node, table: Expr) -> Expr:
-    """Return a table of places or weights: its value, unless the region or an extent comes at run
-    time, or the table is so long that interpreting it would take minutes; then it is computed once.
+    """Return the value of a table of positions or weights, unless it depends on run-time data, or
+    is so long that interpreting it would take minutes; then it is computed once at run time.
     """
     extents = [known(d) for d in node.typed(table).shape]
     is_short = all(d is not None and d <= MAX_INTERPRETED_ROWS for d in extents)
     if is_short and not free_vars(table):
         return const(np.asarray(Interpreter().evaluate(table)))
-    found = node.given(table).expr
-    assert found is not None
-    return found
+    computed = node.given(table).expr
+    assert computed is not None
+    return computed
 
 
 def _applied(node: Node, data: Expr, matrix: Expr, axis: int) -> Expr:
-    """A matrix on one axis."""
+    """Multiply one axis by a matrix."""
     rank = len(node.typed(data).shape)
     order = [i for i in range(rank) if i != axis] + [axis]
     back = list(np.argsort(order))

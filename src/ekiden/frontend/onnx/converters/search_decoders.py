@@ -1,5 +1,6 @@
-"""The decoders of text searches: those like GPT-2's, and those of T5's and Whisper's kind with an
-encoder. All take the keys and values of the tokens before, and give those of the next.
+"""Decoders of text searches: decoder-only models like GPT-2, and encoder-decoder models like T5 and
+Whisper. All take the keys and values of the previous tokens (the KV cache), and return those
+that include the new one.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from ekiden.topi.shape import as_dim, known, tidy
 
 
 class Decoder:
-    """The graph that gives the logits of the next token, and what it carries from one to the next.
+    """An interface of the model that a search decodes with: the logits of the next token, and the
+    state carried between tokens.
 
-    names: of what is carried.
+    names: of the carried values.
     """
 
     names: Sequence[str]
@@ -34,18 +36,19 @@ class Decoder:
 
     @abstractmethod
     def start(self) -> tuple[Expr, Expr, list[Value]]:
-        """Return the tokens that texts begin with, int32 [rows, prompt], their last logits
-        [rows, vocabulary] and what is carried."""
+        """Return the tokens that sequences begin with, int32 [rows, prompt], their last logits
+        [rows, vocabulary] and the carried state.
+        """
 
     @abstractmethod
     def step(
         self, tokens: Expr, texts: Expr, length: Expr, carried: Sequence[Value]
     ) -> tuple[Expr, list[Value]]:
-        """Return the logits behind the last tokens, int32 [rows], and what is carried on."""
+        """Return the logits behind the last tokens, int32 [rows], and the new state."""
 
     @abstractmethod
     def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
-        """Return what is carried for texts that continue these rows."""
+        """Return the state for sequences that continue these rows."""
 
     def last_logits(self, logits: Value) -> Expr:
         """Return the logits of the last tokens: [n, length, vocabulary or more] -> float32
@@ -53,11 +56,12 @@ class Decoder:
         if len(logits.type.shape) != 3:
             self.node.unsupported(f"'logits' must have 3 dimensions, got {len(logits.type.shape)}")
         last = self.scope.scalar(tidy(logits.type.shape[1] - 1))
-        taken = op.take(self.scope.expr(logits), last, axis=1)
+        last_row = op.take(self.scope.expr(logits), last, axis=1)
+        # Vocabularies are often padded to a multiple of 8 or 64: the padding is sliced off.
         if known(logits.type.shape[2]) != self.search.vocabulary:
-            places = const(np.arange(self.search.vocabulary))
-            taken = op.take(taken, places, axis=1)
-        return op.cast(taken, "float32")
+            token_ids = const(np.arange(self.search.vocabulary))
+            last_row = op.take(last_row, token_ids, axis=1)
+        return op.cast(last_row, "float32")
 
     def value(self, expr: Expr, name: str) -> Value:
         """Return an expression as a value that is computed once."""
@@ -65,11 +69,11 @@ class Decoder:
 
 
 class Buffers:
-    """The last inputs of a decoder that keeps the past and the present of each layer in one buffer,
-    which is as long as a text may be; none of a decoder that does not.
+    """The last inputs of a decoder that shares one buffer for past and present of each layer, as
+    long as the longest sequence; empty for other decoders.
 
-    axis: of the length of keys and values. length: of an empty past. Beams need no indirection:
-    the buffers themselves are reordered.
+    axis: of the length of keys and values. length: of an empty past. Beams need no indirection: the
+    buffers themselves are reordered.
     """
 
     NAMES = ("past_sequence_length", "beam_width", "cache_indirection")
@@ -89,7 +93,7 @@ class Buffers:
         return as_dim(dims[0])
 
     def feeds(self, count: Expr) -> list[Value]:
-        """Return these inputs for a past of so many tokens, an int64 scalar."""
+        """Return these inputs for a past of `count` tokens, an int64 scalar."""
         search, scope = self.decoder.search, self.decoder.scope
         beams = op.cast(op.arange(0, search.beams, 1, dtype="int64"), "int32")
         shape = (search.batch, search.beams, search.limit)
@@ -101,22 +105,24 @@ class Buffers:
         return [self.decoder.value(v, n) for v, n in zip(values, self.names, strict=False)]
 
     def filled(self, values: Sequence[Value]) -> list[Value]:
-        """Return keys or values of some tokens as buffers, with zeros behind them."""
+        """Return the keys or values of some tokens as buffers, with zeros behind them."""
         buffers = []
         for value in values:
             shape = list(value.type.shape)
             behind = list(shape)
             behind[self.axis] = tidy(self.decoder.search.limit - shape[self.axis])
             shape[self.axis] = self.decoder.search.limit
+            # The decoder masks positions behind the past, so their contents are arbitrary.
             zeros = op.zeros(behind, value.type.dtype)
-            whole = op.concatenate((self.decoder.scope.expr(value), zeros), axis=self.axis)
-            reshaped = op.reshape(whole, shape, allowzero=True)
+            padded = op.concatenate((self.decoder.scope.expr(value), zeros), axis=self.axis)
+            reshaped = op.reshape(padded, shape, allowzero=True)
             buffers.append(self.decoder.value(reshaped, "buffer"))
         return buffers
 
 
 class Gpt(Decoder):
-    """A decoder alone: (tokens, positions, mask, past of each layer) -> (logits, present of each).
+    """A decoder-only model: (tokens, positions, mask, past of each layer) -> (logits, present of
+    each).
 
     Keys and values of a layer are one tensor, [2, rows, heads, length, width].
     """
@@ -125,8 +131,8 @@ class Gpt(Decoder):
         super().__init__(search)
         self.first = "init_decoder" if self.node.has("init_decoder") else "decoder"
         first, graph = (graph_of(self.node, name) for name in (self.first, "decoder"))
-        for each in (first, graph):
-            check_inputs(self.node, each, ("input_ids", "position_ids", "attention_mask"))
+        for decoder_graph in (first, graph):
+            check_inputs(self.node, decoder_graph, ("input_ids", "position_ids", "attention_mask"))
         self.first_buffers, self.buffers = Buffers(self, first, 3), Buffers(self, graph, 3)
         pasts = list(graph.input)[3 : len(graph.input) - len(self.buffers.names)]
         if not pasts or len(graph.output) != len(pasts) + 1:
@@ -143,8 +149,8 @@ class Gpt(Decoder):
     def start(self) -> tuple[Expr, Expr, list[Value]]:
         """Run the decoder over the prompts, without a past."""
         search, scope = self.search, self.scope
-        each = (self.node.expr(0), *self._mask_and_positions(self.node.expr(0)))
-        tokens, mask, positions, counts = (search.expanded(t) for t in each)
+        prompt_inputs = (self.node.expr(0), *self._mask_and_positions(self.node.expr(0)))
+        tokens, mask, positions, counts = (search.expanded(t) for t in prompt_inputs)
         self.mask = scope.spanned(mask)
         feeds = [self.value(t, n) for t, n in ((tokens, "ids"), (positions, "positions"))]
         feeds.append(self.value(self.mask, "mask"))
@@ -159,8 +165,8 @@ class Gpt(Decoder):
 
     def _mask_and_positions(self, tokens: Expr) -> tuple[Expr, Expr, Expr]:
         """Return the mask of the prompts, int32 [batch, length], the positions of their tokens, and
-        how many these are, int32 [batch, 1]. Padding has no position, also where an input says the
-        mask."""
+        their number, int32 [batch, 1]. Padding has no position, also where the mask is an input.
+        """
         padding = const(np.int32(self.search.padding))
         is_token = op.cast(op.not_equal(tokens, padding), "int32")
         counts = op.cumsum(is_token, axis=1, dtype="int32")
@@ -187,6 +193,8 @@ class Gpt(Decoder):
         """Run the decoder over one token of each row."""
         positions, *pasts = carried
         count = op.subtract(length, const(np.int64(1)))
+        # A shared buffer has a constant extent, so the length of the past comes from the loop
+        # counter.
         past = self.buffers.size(count) if self.buffers.names else pasts[0].type.shape[3]
         more = (self.search.rows, tidy(past + 1 - self.search.prompt))
         assert self.mask is not None
@@ -204,18 +212,20 @@ class Gpt(Decoder):
         return self.last_logits(logits), [self.value(next_positions, "positions"), *presents]
 
     def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
-        """Return the presents of these rows; positions are those of the text."""
+        """Return the presents of these rows; positions are those of the sequence."""
         positions, *presents = carried
-        taken = [op.take(self.scope.expr(p), rows, axis=1) for p in presents]
-        return [positions, *(self.value(t, "past") for t in taken)]
+        # Keys and values are [2, rows, ...]: rows are axis 1.
+        selected = [op.take(self.scope.expr(p), rows, axis=1) for p in presents]
+        return [positions, *(self.value(t, "past") for t in selected)]
 
 
 class EncoderDecoder(Decoder):
-    """An encoder, whose keys and values stay, and a decoder: (tokens, mask, hidden states or not,
-    keys and values of each layer, those of the encoder) -> (logits, keys and values of each).
+    """An encoder, whose keys and values are constant during decoding, and a decoder: (tokens, mask,
+    optional hidden states, keys and values of each layer, those of the encoder) -> (logits, keys
+    and values of each layer).
 
-    Older encoders begin with the decoder's first token themselves, and give its logits. Keys and
-    values are [rows, heads, length, width].
+    Older encoders run the decoder's first token themselves, and return its logits. Keys and values
+    are [rows, heads, length, width].
     """
 
     ENCODER_INPUTS: Sequence[str] = ("encoder_input_ids", "encoder_attention_mask")
@@ -231,8 +241,8 @@ class EncoderDecoder(Decoder):
         self.takes_hidden = "encoder_hidden_states" in inputs[self.first : self.first + 1]
         self.first += self.takes_hidden
         self.buffers = Buffers(self, self.graph, 2)
-        layers, rest = divmod(len(inputs) - self.first - len(self.buffers.names), 4)
-        if not layers or rest or len(self.graph.output) != 1 + 2 * layers:
+        layers, remainder = divmod(len(inputs) - self.first - len(self.buffers.names), 4)
+        if not layers or remainder or len(self.graph.output) != 1 + 2 * layers:
             self.node.unsupported(
                 "its decoder must have keys and values of each layer and of the encoder as inputs, "
                 "and the former as outputs behind the logits"
@@ -244,7 +254,7 @@ class EncoderDecoder(Decoder):
 
     @property
     def is_older(self) -> bool:
-        """Whether the encoder computes the decoder's first token."""
+        """Return whether the encoder computes the decoder's first token."""
         return len(self.encoder.input) == 3
 
     def start(self) -> tuple[Expr, Expr, list[Value]]:
@@ -258,6 +268,7 @@ class EncoderDecoder(Decoder):
         tokens = self.first_tokens(self.search.rows)
         if self.is_older:
             return self.started(tokens, [mask], outputs)
+        # The encoder runs once for each prompt; its outputs are repeated for the beams afterwards.
         self.steady = self.expanded([mask, *outputs])
         if self.takes_hidden:
             self.node.unsupported(
@@ -278,15 +289,16 @@ class EncoderDecoder(Decoder):
     def started(
         self, tokens: Expr, steady: Sequence[Value], outputs: Sequence[Value]
     ) -> tuple[Expr, Expr, list[Value]]:
-        """Return what `start` does, of an encoder that begins with the decoder's first tokens;
-        `steady` is what the decoder takes of every run beside its outputs."""
+        """Return the result of `start` for an encoder that runs the decoder's first tokens;
+        `steady` holds the other inputs that the decoder reads at every step.
+        """
         count = 2 + 2 * self.count
         if len(outputs) != count:
             self.node.unsupported(f"its encoder must have {count} outputs, got {len(outputs)}")
         logits, hidden, *both = outputs
-        own, others = both[: self.count], both[self.count :]
+        own, cross_values = both[: self.count], both[self.count :]
         hidden_states = [hidden] if self.takes_hidden else []
-        self.steady = self.expanded([*steady, *hidden_states, *others])
+        self.steady = self.expanded([*steady, *hidden_states, *cross_values])
         presents = self.expanded(own)
         if self.buffers.names:
             presents = self.buffers.filled(presents)
@@ -297,11 +309,12 @@ class EncoderDecoder(Decoder):
         if self.node.optional(9) is not None:
             return self.node.expr(9)
         token = op.not_equal(self.node.expr(0), const(np.int32(self.search.padding)))
+        # Only padding on the left is masked: a padding token inside the prompt counts.
         before = op.cumsum(op.cast(token, "int32"), axis=1, dtype="int32")
         return op.cast(op.greater(before, const(np.int32(0))), "int32")
 
     def expanded(self, values: Sequence[Value]) -> list[Value]:
-        """Return what is there for each text for each row."""
+        """Return values of each sequence repeated for each of its beams."""
         return [self.value(self.search.expanded(self.scope.expr(v)), "rows") for v in values]
 
     def _past_shape(self, name: str) -> tuple[tuple[PrimExpr, ...], str]:
@@ -317,7 +330,8 @@ class EncoderDecoder(Decoder):
 
     def _feeds(self, tokens: Expr, pasts: Sequence[Value], past: Expr) -> list[Value]:
         """Return the inputs of the decoder for tokens, int32 [rows, 1 or length], behind a past of
-        so many tokens, an int64 scalar."""
+        `past` tokens, an int64 scalar.
+        """
         count = self.first - 1
         ids = self.value(tokens, "ids")
         steady = self.steady
@@ -328,6 +342,8 @@ class EncoderDecoder(Decoder):
     ) -> tuple[Expr, list[Value]]:
         """Run the decoder over one token of each row, or over all where it takes all."""
         ids: Expr = op.expand_dims(tokens, axis=1)
+        # A decoder whose ids have the shape [rows, 1] takes the last token, others the whole
+        # sequence.
         if [d.dim_value for d in self.graph.input[0].type.tensor_type.shape.dim][1:] != [1]:
             zero, one = const(np.int64(0)), const(np.int64(1))
             ids = op.take(texts, op.arange(zero, length, one, dtype="int64"), axis=1)
@@ -338,13 +354,13 @@ class EncoderDecoder(Decoder):
 
     def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
         """Return keys and values of these rows."""
-        taken = [op.take(self.scope.expr(p), rows, axis=0) for p in carried]
-        return [self.value(t, "past") for t in taken]
+        selected = [op.take(self.scope.expr(p), rows, axis=0) for p in carried]
+        return [self.value(t, "past") for t in selected]
 
 
 class Whisper(EncoderDecoder):
-    """An encoder of features, which begins with the prompt of the decoder, and that decoder,
-    without masks. The prompt is an input of the node, or the one token that begins each text.
+    """An encoder of audio features, which runs the decoder's prompt, and that decoder, without
+    masks. The prompt is an input of the node, or the one token that begins each sequence.
     """
 
     ENCODER_INPUTS = ("encoder_input_ids", "decoder_input_ids")
@@ -360,12 +376,14 @@ class Whisper(EncoderDecoder):
 
 
 def of_one_length(decoder: Decoder, pasts: Sequence[Value], axis: int) -> list[Value]:
-    """Return the pasts of all layers with the length of the first one's: each has a size of its
-    own in the loop, though all grow alike."""
-    first, *others = pasts
+    """Return the pasts of all layers with the length of the first: each has its own symbolic size
+    in the loop, though all grow alike.
+    """
+    first, *later_pasts = pasts
     extent = first.type.shape[axis]
     viewed = [first]
-    for past in others:
+    # The reshape changes no elements; it lets the shape checker see that the lengths agree.
+    for past in later_pasts:
         shape = list(past.type.shape)
         shape[axis] = extent
         expr = op.reshape(decoder.scope.expr(past), shape, allowzero=True)
@@ -374,7 +392,7 @@ def of_one_length(decoder: Decoder, pasts: Sequence[Value], axis: int) -> list[V
 
 
 def together(decoder: Decoder, exprs: Sequence[Expr], names: Sequence[str]) -> list[Value]:
-    """Return expressions that share parts as values, which go on sharing them."""
+    """Bind expressions that share subexpressions as values without duplicating these."""
     scope = decoder.scope
     for expr in exprs:
         scope.type_of(expr)
@@ -383,7 +401,7 @@ def together(decoder: Decoder, exprs: Sequence[Expr], names: Sequence[str]) -> l
 
 
 def graph_of(node: Node, name: str) -> onnx.GraphProto:
-    """Return a graph that the node must have."""
+    """Return a subgraph that the node must have."""
     for attribute in node.proto.attribute:
         if attribute.name == name and attribute.type == onnx.AttributeProto.GRAPH:
             return attribute.g
@@ -391,8 +409,9 @@ def graph_of(node: Node, name: str) -> onnx.GraphProto:
 
 
 def check_inputs(node: Node, graph: onnx.GraphProto, names: Sequence[str]) -> None:
-    """Raise Unsupported for a graph whose first inputs have other names: their order is known by
-    these."""
-    got = [i.name for i in graph.input][: len(names)]
-    if got != list(names):
-        node.unsupported(f"{graph.name!r} must begin with the inputs {list(names)}, got {got}")
+    """Raise Unsupported for a graph whose first inputs have other names: the order of inputs is
+    inferred from them.
+    """
+    present = [i.name for i in graph.input][: len(names)]
+    if present != list(names):
+        node.unsupported(f"{graph.name!r} must begin with the inputs {list(names)}, got {present}")

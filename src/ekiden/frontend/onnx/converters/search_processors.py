@@ -1,5 +1,5 @@
-"""Changes of the scores of tokens that few text searches ask for: a temperature, penalties of
-tokens that a user marks, Whisper's rules of timestamps, and tokens that are decided beforehand.
+"""Logits processors that only some text searches use: temperature, presence penalties, Whisper's
+timestamp rules, and forced tokens.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ def less_present(mask: Expr, penalty: float) -> Processor:
 
 
 def forced(tokens: Expr) -> Processor:
-    """Return the processor under which the first tokens behind the prompt are these: int32
-    [batch, count]; from one below 0 on, those of its text are free."""
+    """Return the processor that forces the first tokens behind the prompt: int32 [batch, count];
+    from the first negative one on, those of a sequence are free.
+    """
 
     def process(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
         scope = search.node.scope
         zero, free = const(np.int32(0)), const(np.int32(-1))
-        places = op.expand_dims(search.places(scope.typed(tokens).shape[1]), axis=0)
-        now = op.subtract(length, scope.scalar(search.prompt))
-        is_end = op.logical_and(op.less(tokens, zero), op.less_equal(places, now))
-        here = op.where(op.equal(places, now), tokens, free)
-        chosen: Expr = op.max(here, axis=[1], keepdims=True)
+        positions = op.expand_dims(search.places(scope.typed(tokens).shape[1]), axis=0)
+        generated = op.subtract(length, scope.scalar(search.prompt))
+        is_end = op.logical_and(op.less(tokens, zero), op.less_equal(positions, generated))
+        forced_now = op.where(op.equal(positions, generated), tokens, free)
+        chosen: Expr = op.max(forced_now, axis=[1], keepdims=True)
         chosen = op.where(op.any(is_end, axis=[1], keepdims=True), free, chosen)
         chosen = search.expanded(chosen)
         is_it = op.equal(const(np.arange(search.vocabulary, dtype=np.int32)[None]), chosen)
@@ -60,11 +61,12 @@ def forced(tokens: Expr) -> Processor:
 
 @dataclass(frozen=True, slots=True)
 class Timestamps:
-    """Whisper's rules of timestamps, the tokens from `first` on: they come in pairs around each
-    part of a text, grow, and are chosen where all of them are likelier than any other token.
+    """Whisper's timestamp rules, for the tokens from `first` on: timestamps come in pairs around
+    each segment, do not decrease, and are chosen where all of them together are likelier than
+    any other token.
 
-    unwanted: tokens that are never chosen. unwanted_later: those that are not behind the first
-    timestamp. is_wanted: whether the rules hold, a scalar of bool; None for yes.
+    unwanted: tokens that are never chosen. unwanted_later: tokens that are not chosen behind the
+    first timestamp. is_wanted: whether the rules hold, a bool scalar; None for yes.
     """
 
     first: int
@@ -78,12 +80,12 @@ class Timestamps:
         return ruled if self.is_wanted is None else op.where(self.is_wanted, ruled, scores)
 
     def _by_rules(self, search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
-        """Return scores without the tokens that may not follow the texts."""
+        """Return the scores with the tokens suppressed that may not follow the sequences."""
         one, two = const(np.int64(1)), const(np.int64(2))
         first = const(np.int32(self.first))
-        places = op.expand_dims(search.places(search.limit), axis=0)
-        is_time = op.logical_and(op.greater_equal(texts, first), op.less(places, length))
-        before = op.where(is_time, places, length)
+        positions = op.expand_dims(search.places(search.limit), axis=0)
+        is_time = op.logical_and(op.greater_equal(texts, first), op.less(positions, length))
+        before = op.where(is_time, positions, length)
         begin = op.minimum(op.add(op.min(before, axis=[1], keepdims=True), one), length)
         is_later = op.greater(length, begin)
         last_is_time = self._is_time_at(search, is_time, op.subtract(length, one))
@@ -94,6 +96,7 @@ class Timestamps:
         times, words = const(tokens >= self.first), const(tokens < search.end)
         is_out: Expr = const(np.isin(tokens, self.unwanted))
         later = op.logical_and(const(np.isin(tokens, self.unwanted_later)), is_later)
+        # After a full pair comes text; after a single timestamp comes another one, or the end.
         pair = op.logical_and(op.logical_and(last_is_time, pair_is_full), times)
         open_pair = op.logical_and(last_is_time, op.logical_not(pair_is_full))
         half = op.logical_and(open_pair, words)
@@ -104,26 +107,30 @@ class Timestamps:
             is_out = op.logical_or(is_out, rule)
         return op.where(is_out, const(np.float32(LOWEST)), scores)
 
-    def _is_time_at(self, search: Search, is_time: Expr, place: Expr) -> Expr:
-        """Return whether there is a timestamp at a place of each text: bool [rows, 1]."""
-        is_here = op.equal(op.expand_dims(search.places(search.limit), axis=0), place)
+    def _is_time_at(self, search: Search, is_time: Expr, position: Expr) -> Expr:
+        """Return whether there is a timestamp at a position of each sequence: bool [rows, 1]."""
+        is_here = op.equal(op.expand_dims(search.places(search.limit), axis=0), position)
         return op.any(op.logical_and(is_time, is_here), axis=[1], keepdims=True)
 
     def _is_past(self, search: Search, texts: Expr, is_time: Expr, open_pair: Expr) -> Expr:
-        """Return which tokens are before the last timestamp of each text, or are it unless it
-        begins a pair: bool [rows, vocabulary]."""
-        places = op.expand_dims(search.places(search.limit), axis=0)
-        last = op.max(op.where(is_time, places, const(np.int64(-1))), axis=[1], keepdims=True)
-        is_last = op.logical_and(is_time, op.equal(places, last))
+        """Return which tokens are before the last timestamp of each sequence, or are it unless it
+        begins a pair: bool [rows, vocabulary].
+        """
+        positions = op.expand_dims(search.places(search.limit), axis=0)
+        last = op.max(op.where(is_time, positions, const(np.int64(-1))), axis=[1], keepdims=True)
+        is_last = op.logical_and(is_time, op.equal(positions, last))
         token = op.max(op.where(is_last, texts, const(np.int32(-1))), axis=[1], keepdims=True)
-        least = op.where(open_pair, token, op.add(token, const(np.int32(1))))
-        return op.less(const(np.arange(search.vocabulary, dtype=np.int32)[None]), least)
+        earliest = op.where(open_pair, token, op.add(token, const(np.int32(1))))
+        return op.less(const(np.arange(search.vocabulary, dtype=np.int32)[None]), earliest)
 
     def _by_likelihood(self, search: Search, scores: Expr) -> Expr:
-        """Return scores of timestamps alone where these are likelier than any other token."""
+        """Return the scores of timestamps alone where their total probability exceeds that of every
+        other token.
+        """
         lowest = const(np.float32(LOWEST))
         tokens = np.arange(search.vocabulary)
         times = op.take(scores, const(tokens[self.first :]), axis=1)
+        # Log-sum-exp with the maximum subtracted, as float32 exponentials would overflow.
         highest = op.max(times, axis=[1], keepdims=True)
         shares = op.exp(op.subtract(times, highest))
         shares = op.where(op.greater(times, lowest), shares, const(np.float32(0)))

@@ -1,8 +1,8 @@
-"""Operators about shapes: new views of the same elements, broadcasts, tensors made from a shape.
+"""Shape operators: reshapes, broadcasts, tensors made from a shape.
 
 A shape that is computed from dimensions is a value of the importer (shape_value), not a tensor of
-the program: Shape, Gather, Mul and Concat before a Reshape leave no trace but expressions. Only
-where data decide does a tensor say the shape, and then its unknown extents get names where it is
+the program: Shape, Gather, Mul and Concat before a Reshape leave only expressions. Where the shape
+depends on run-time data it is a tensor, and its unknown extents get symbolic names where it is
 used.
 """
 
@@ -35,9 +35,9 @@ def _constant(node: Node) -> Value:
         sparse = node.get_tensor("sparse_value")
         assert sparse is not None, "a sparse tensor is read as an array"
         return constant(sparse)
-    found = node.get_tensor("value")
-    if found is not None:
-        return text_constant(found) if found.dtype == np.object_ else constant(found)
+    tensor = node.get_tensor("value")
+    if tensor is not None:
+        return text_constant(tensor) if tensor.dtype == np.object_ else constant(tensor)
     if node.has("value_string") or node.has("value_strings"):
         one = node.get_string("value_string", "")
         return text_constant(
@@ -55,7 +55,7 @@ def _constant(node: Node) -> Value:
 
 
 def _shape(node: Node) -> Expr:
-    """Reached only where a dimension is unknown until run time."""
+    """Convert Shape; reached only where a dimension is unknown until run time."""
     dims = op.shape_of(node.expr(0), dtype="int64")
     end = node.get_int("end") if node.has("end") else node.rank(0)
     return op.strided_slice(dims, begin=[node.get_int("start", 0)], end=[end], axes=[0])
@@ -69,33 +69,36 @@ def _reshape(node: Node) -> Expr | Value:
     allow_zero = bool(node.get_int("allowzero", 0))
     if not node.value(1).is_known:
         return by_data(node, allow_zero)
-    wanted = node.dims(1, "shape")
-    check_reshape(wanted)
-    _require_same_count(node, wanted, allow_zero)
-    return op.reshape(node.expr(0), wanted, allowzero=allow_zero)
+    target = node.dims(1, "shape")
+    check_reshape(target)
+    _require_same_count(node, target, allow_zero)
+    return op.reshape(node.expr(0), target, allowzero=allow_zero)
 
 
 def _reshape_by_attribute(node: Node) -> Expr | Value:
-    """Before opset 5."""
+    """Convert Reshape of opset < 5, whose shape is an attribute."""
     if not node.has("shape"):
         node.unsupported("attribute 'shape' is missing")
-    wanted = node.get_ints("shape")
-    check_reshape(wanted)
-    _require_same_count(node, wanted, False)
-    return op.reshape(node.expr(0), wanted)
+    target = node.get_ints("shape")
+    check_reshape(target)
+    _require_same_count(node, target, False)
+    return op.reshape(node.expr(0), target)
 
 
-def _require_same_count(node: Node, wanted: tuple[Dim, ...], allow_zero: bool) -> None:
-    """Note that the numbers of elements must agree, or divide where one dimension is -1."""
+def _require_same_count(node: Node, target: tuple[Dim, ...], allow_zero: bool) -> None:
+    """Require the numbers of elements to agree, or to divide where one dimension is -1."""
     shape = node.shape(0)
+    # ONNX Reshape: 0 copies the input's extent, unless allowzero is set.
     copied = [
-        i for i, d in enumerate(wanted) if known(d) == 0 and not allow_zero and i < len(shape)
+        i for i, d in enumerate(target) if known(d) == 0 and not allow_zero and i < len(shape)
     ]
-    given = [shape[i] if i in copied else as_dim(d) for i, d in enumerate(wanted) if known(d) != -1]
-    count, total = product(given), product(shape)
+    extents = [
+        shape[i] if i in copied else as_dim(d) for i, d in enumerate(target) if known(d) != -1
+    ]
+    count, total = product(extents), product(shape)
     if isinstance(count, AnyDim) or isinstance(total, AnyDim):
         return
-    if len(given) == len(wanted):
+    if len(extents) == len(target):
         node.scope.require(binary(EQ, total, count))
     elif isinstance(count, IntImm) and count.value:
         node.scope.require(binary(EQ, total % count, 0))
@@ -117,7 +120,7 @@ def _axes(node: Node) -> tuple[int, ...] | None:
 
 
 def _squeeze(node: Node) -> Result:
-    """Of no axes, also of an empty list, all of extent 1 go."""
+    """Convert Squeeze; without axes, or with an empty list, all axes of extent 1 are dropped."""
     if not node.has("axes") and is_data(node, 1):
         return _squeeze_by_data(node)
     axes = _axes(node)
@@ -127,19 +130,20 @@ def _squeeze(node: Node) -> Result:
 
 
 def _squeeze_by_data(node: Node) -> Expr:
-    """The axes come at run time, of which the number is known: the result has the other extents, in
-    their order."""
+    """Squeeze run-time axes of known number: the result keeps the other extents in order."""
     rank = node.rank(0)
     is_gone = _places_by_data(node, rank)
     extents = op.shape_of(node.expr(0), dtype="int64")
+    # ONNX Squeeze: it is an error to name an axis whose extent is not 1.
     is_one = op.logical_or(op.logical_not(is_gone), op.equal(extents, const(np.int64(1))))
     node.scope.require_data(op.all(is_one), " needs axes of extent 1")
     return without_axes(node.expr(0), is_gone, rank - _count_of_axes(node))
 
 
 def _unsqueeze_by_data(node: Node) -> Expr:
-    """The axes come at run time, of which the number is known: the result has 1 there, and the
-    extents of the data between."""
+    """Unsqueeze run-time axes of known number: the result has 1 there, and the data's extents
+    between.
+    """
     rank = node.rank(0) + _count_of_axes(node)
     is_new = _places_by_data(node, rank)
     before = op.cumsum(op.cast(is_new, "int64"), axis=0)
@@ -152,7 +156,7 @@ def _unsqueeze_by_data(node: Node) -> Expr:
 
 
 def _count_of_axes(node: Node) -> int:
-    """Return how many axes there are. Raises Unsupported where only the run knows."""
+    """Return the number of axes. Raises Unsupported where it is known at run time only."""
     shape = node.shape(1)
     count = 1 if not shape else known(shape[0])
     if count is None:
@@ -161,13 +165,14 @@ def _count_of_axes(node: Node) -> int:
 
 
 def _places_by_data(node: Node, rank: int) -> Expr:
-    """Return which of `rank` axes are among those that come at run time: bool [rank]. The run ends
-    where one is out of range, or there twice."""
+    """Return which of `rank` axes are among the run-time axes: bool [rank]. Axes out of range or
+    repeated are a run-time error.
+    """
     count = _count_of_axes(node)
-    given = op.reshape(op.cast(node.expr(1), "int64"), (count,))
-    axes = op.take(const(np.arange(rank)), given, axis=0, mode="raise")
-    equal = op.equal(op.expand_dims(axes, axis=1), const(np.arange(rank)[None]))
-    times = op.sum(op.cast(equal, "int64"), axis=[0])
+    axis_input = op.reshape(op.cast(node.expr(1), "int64"), (count,))
+    axes = op.take(const(np.arange(rank)), axis_input, axis=0, mode="raise")
+    matches = op.equal(op.expand_dims(axes, axis=1), const(np.arange(rank)[None]))
+    times = op.sum(op.cast(matches, "int64"), axis=[0])
     one = const(np.int64(1))
     node.scope.require_data(op.all(op.less_equal(times, one)), " needs axes that differ")
     return op.equal(times, one)
@@ -180,6 +185,7 @@ def _unsqueeze(node: Node) -> Expr:
     if axes is None:
         node.unsupported("'axes' is missing")
     data, rank = node.expr(0), node.rank(0) + len(axes)
+    # Ascending order, because axes count in the result.
     for axis in sorted(distinct_axes(node, axes, rank)):
         data = op.expand_dims(data, axis=axis)
     return data
@@ -188,37 +194,39 @@ def _unsqueeze(node: Node) -> Expr:
 def _expand(node: Node) -> Expr | Value:
     if not node.value(1).is_known:
         return _expand_by_data(node)
-    wanted = as_shape(node.dims(1, "shape"))
+    target = as_shape(node.dims(1, "shape"))
     shape = node.shape(0)
-    node.scope.broadcasts(shape, wanted)
-    found = broadcast_shape(shape, wanted)
-    if found is None:
-        node.unsupported(f"shape {shape!r} does not broadcast to {wanted!r}")
-    return broadcast(node.value(0), node, found)
+    node.scope.broadcasts(shape, target)
+    broadcasted = broadcast_shape(shape, target)
+    if broadcasted is None:
+        node.unsupported(f"shape {shape!r} does not broadcast to {target!r}")
+    return broadcast(node.value(0), node, broadcasted)
 
 
 def _expand_by_data(node: Node) -> Value:
-    """Both ways: an extent of 1 in the shape leaves that of the data."""
+    """Expand to a run-time shape. Broadcasting is bidirectional: an extent of 1 in the shape keeps
+    that of the data.
+    """
     count = known(node.shape(1)[0])
     if count is None:
         node.unsupported("the number of dimensions of 'shape' must be constant")
     rank = max(count, node.rank(0))
     own = node.scope.shape_vector(node.value(0), rank)
-    wanted = node.expr(1)
+    target = node.expr(1)
     if count < rank:
-        wanted = op.concatenate([const(np.ones(rank - count, np.int64)), wanted], axis=0)
-    found = op.broadcast_to(
-        node.expr(0), op.where(op.equal(wanted, const(1, "int64")), own, wanted)
+        target = op.concatenate([const(np.ones(rank - count, np.int64)), target], axis=0)
+    expanded = op.broadcast_to(
+        node.expr(0), op.where(op.equal(target, const(1, "int64")), own, target)
     )
-    parts = [AnyDim() if d is None else d for d in node.partial(1)]
-    shape = broadcast_shape(node.shape(0), parts)
+    target_dims = [AnyDim() if d is None else d for d in node.partial(1)]
+    shape = broadcast_shape(node.shape(0), target_dims)
     if shape is None:
-        node.unsupported(f"shape {node.shape(0)!r} does not broadcast to {parts!r}")
-    return node.scope.bound(found, node.proto.output[0], shape)
+        node.unsupported(f"shape {node.shape(0)!r} does not broadcast to {target_dims!r}")
+    return node.scope.bound(expanded, node.proto.output[0], shape)
 
 
 def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | Value:
-    """`value` with that shape; itself if it has it."""
+    """Broadcast `value` to a shape; return it unchanged if it has that shape."""
     have = value.type.shape
     if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
         return value
@@ -234,22 +242,25 @@ def _constant_of_shape(node: Node) -> Expr:
 
 
 def _bound(value: Value) -> int | float | PrimExpr | None:
-    """A bound of a range: a number, an expression of dimensions, None for anything else."""
+    """Return a bound of a range: a number, an expression of dimensions, or None for
+    run-time data.
+    """
     if not value.is_known:
         return None
-    found = value.elements.item()
-    return whole(found) if isinstance(found, PrimExpr) else found
+    element = value.elements.item()
+    return whole(element) if isinstance(element, PrimExpr) else element
 
 
 def _range(node: Node) -> Expr:
-    given = [_bound(node.value(i)) for i in range(3)]
-    check_step(given[2])
-    numbers = [b for b in given if isinstance(b, (int, float))]
-    if len(numbers) == len(given):
+    bounds = [_bound(node.value(i)) for i in range(3)]
+    check_step(bounds[2])
+    numbers = [b for b in bounds if isinstance(b, (int, float))]
+    if len(numbers) == len(bounds):
         return op.arange(numbers[0], numbers[1], numbers[2], dtype=node.dtype(0))
-    dims = [_dim(b) for b in given]
+    dims = [_dim(b) for b in bounds]
     known_dims = [d for d in dims if d is not None]
-    if len(known_dims) < len(given):  # data, or fractions beside dimensions
+    # The extent of the result is then known at run time only.
+    if len(known_dims) < len(bounds):  # data, or fractions beside dimensions
         begin, end, delta = (op.reshape(e, ()) for e in node.exprs())
         return op.arange(begin, end, delta, dtype=node.dtype(0))
     first, last, by = known_dims
@@ -259,18 +270,19 @@ def _range(node: Node) -> Expr:
 
 
 def _dim(bound: int | float | PrimExpr | None) -> Dim | None:
-    """A bound as a dimension; None for data and fractions."""
+    """Return a bound as a dimension; None for run-time data and fractions."""
     if isinstance(bound, float):
         return int(bound) if bound.is_integer() else None
     return bound
 
 
 def _steps(node: Node, start: Dim, limit: Dim, step: PrimExpr) -> Expr:
-    """Range by steps of a symbolic length, which must be positive."""
+    """Return a range with a symbolic step, which must be positive."""
     node.scope.require(binary(GE, step, 1))
+    # ceil((limit - start) / step), ONNX Range's number of elements.
     count = simplify((as_dim(limit) - as_dim(start) + step - 1) // step)
-    places = op.multiply(op.arange(0, count, 1, dtype="int64"), node.scope.scalar(step))
-    return op.cast(op.add(places, node.scope.scalar(as_dim(start))), node.dtype(0))
+    offsets = op.multiply(op.arange(0, count, 1, dtype="int64"), node.scope.scalar(step))
+    return op.cast(op.add(offsets, node.scope.scalar(as_dim(start))), node.dtype(0))
 
 
 def _tile(node: Node) -> Expr:

@@ -1,7 +1,7 @@
 """Fourier transforms; complex numbers are pairs (real, imaginary) along the last axis.
 
-Those of float32 whose extent is a constant that is not large are products with a constant matrix of
-waves: 100 times as fast as the sums that compute each wave, and as accurate.
+float32 transforms whose extent is constant and not large are products with a constant matrix of
+waves: 100 times as fast as the operator that computes each wave, and as accurate.
 """
 
 from __future__ import annotations
@@ -28,22 +28,26 @@ def _has_waves(node: Node, extent: int | None) -> bool:
 
 
 def _dft_by_product(node: Node, axis: int, extent: int, inverse: bool, onesided: bool) -> Expr:
-    """The transform of an axis of the signal, which is moved to the end and back."""
+    """Return the DFT of an axis as a product with a matrix of waves; the axis is moved to the end
+    and back.
+    """
     rank, is_complex = node.rank(0) - 1, known(node.shape(0)[-1]) != 1
-    parts = [op.take(node.expr(0), const(i, "int64"), axis=rank) for i in range(1 + is_complex)]
-    moved = [_resized(node, _last(node, p, axis), extent) for p in parts]
+    components = [
+        op.take(node.expr(0), const(i, "int64"), axis=rank) for i in range(1 + is_complex)
+    ]
+    moved = [_resized(node, _last(node, p, axis), extent) for p in components]
     rows = moved[0] if len(moved) == 1 else op.concatenate(moved, axis=rank - 1)
     bins = extent // 2 + 1 if onesided else extent
     matrix = waves(extent, bins, inverse, is_complex)
-    found = transformed(rows, matrix, node.typed(rows).shape[:-1])
+    spectrum = transformed(rows, matrix, node.typed(rows).shape[:-1])
     order = [*range(rank - 1), rank]
     order.insert(axis, rank - 1)
-    return found if axis == rank - 1 else op.transpose(found, axes=order)
+    return spectrum if axis == rank - 1 else op.transpose(spectrum, axes=order)
 
 
 def _parts(node: Node) -> tuple[Expr, Expr]:
-    """The real and imaginary parts of the first input, without its last axis, in float64: sums of
-    many waves cancel.
+    """Return the real and imaginary parts of the first input, without its last axis, in float64,
+    because sums of many waves cancel.
     """
     data, last = op.cast(node.expr(0), "float64"), node.rank(0) - 1
     real = op.squeeze(op.strided_slice(data, begin=[0], end=[1], axes=[last]), axis=[last])
@@ -68,79 +72,85 @@ def _dft_along(node: Node, axis: int) -> Expr:
     length = None if node.optional(1) is None else int(node.numbers(1, "dft_length").item())
     if length is not None and length < 1:
         node.unsupported(f"'dft_length' must be at least 1, got {length}")
+    # The inverse of a one-sided spectrum is a real signal (IRFFT).
     if inverse and onesided:
         return _real_inverse(node, axis, length)
-    wanted = known(node.shape(0)[axis]) if length is None else length
-    if wanted is not None and _has_waves(node, wanted) and known(node.shape(0)[axis]) is not None:
-        return _dft_by_product(node, axis, wanted, inverse, onesided)
+    extent_known = known(node.shape(0)[axis]) if length is None else length
+    if (
+        extent_known is not None
+        and _has_waves(node, extent_known)
+        and known(node.shape(0)[axis]) is not None
+    ):
+        return _dft_by_product(node, axis, extent_known, inverse, onesided)
     real, imaginary = (_resized(node, _last(node, p, axis), length) for p in _parts(node))
     extent = known(node.typed(real).shape[-1])
-    parts = list(_wide(node, real, imaginary, inverse))
+    components = list(_wide(node, real, imaginary, inverse))
     if onesided:
         if extent is None:
             node.unsupported("attribute 'onesided' needs a transformed axis of constant extent")
         rank = node.rank(0) - 1
-        parts = [_first(p, extent // 2 + 1, rank - 1) for p in parts]
-    return op.cast(op.stack([_back(node, p, axis) for p in parts], axis=-1), node.dtype(0))
+        components = [_first(p, extent // 2 + 1, rank - 1) for p in components]
+    return op.cast(op.stack([_back(node, p, axis) for p in components], axis=-1), node.dtype(0))
 
 
 def _wide(node: Node, real: Expr, imaginary: Expr, inverse: bool) -> Parts:
-    """The transform of the last axis in float64."""
+    """Return the DFT of the last axis in float64, as real and imaginary parts."""
     shape = node.typed(real).shape
     extent = known(shape[-1])
     if extent is not None and has_waves(extent):
         return fourier(real, imaginary, shape[:-1], extent, "float64", inverse)
-    found = op.dft(real, imaginary, inverse=inverse)
-    return TupleGetItem(found, 0), TupleGetItem(found, 1)
+    spectrum = op.dft(real, imaginary, inverse=inverse)
+    return TupleGetItem(spectrum, 0), TupleGetItem(spectrum, 1)
 
 
 def _real_inverse(node: Node, axis: int, length: int | None) -> Expr:
-    """The real signal of which the input is the first half of the transform."""
+    """Return the real signal whose one-sided spectrum is the input (inverse real DFT)."""
     half = known(node.shape(0)[axis])
     if half is None:
         node.unsupported("attribute 'onesided' needs a transformed axis of constant extent")
     extent = 2 * (half - 1) if length is None else length
     real, imaginary = (_resized(node, _last(node, p, axis), extent // 2 + 1) for p in _parts(node))
     rank = node.rank(0) - 1
+    # The spectrum of a real signal is Hermitian: the missing half is the mirrored conjugate.
     if extent > 2:
         count = extent - extent // 2 - 1
         mirrored = op.subtract(const(np.int64(count)), iota(count))
         tails = [op.take(p, mirrored, axis=rank - 1) for p in (real, imaginary)]
         real = op.concatenate([real, tails[0]], axis=rank - 1)
         imaginary = op.concatenate([imaginary, op.negative(tails[1])], axis=rank - 1)
-    found, _ = _wide(node, real, imaginary, True)
-    return op.cast(op.expand_dims(_back(node, found, axis), axis=rank), node.dtype(0))
+    signal, _ = _wide(node, real, imaginary, True)
+    return op.cast(op.expand_dims(_back(node, signal, axis), axis=rank), node.dtype(0))
 
 
-def _last(node: Node, part: Expr, axis: int) -> Expr:
+def _last(node: Node, component: Expr, axis: int) -> Expr:
     rank = node.rank(0) - 1
     order = [i for i in range(rank) if i != axis] + [axis]
-    return part if axis == rank - 1 else op.transpose(part, axes=order)
+    return component if axis == rank - 1 else op.transpose(component, axes=order)
 
 
-def _back(node: Node, part: Expr, axis: int) -> Expr:
+def _back(node: Node, component: Expr, axis: int) -> Expr:
     rank = node.rank(0) - 1
     order = list(range(rank - 1))
     order.insert(axis, rank - 1)
-    return part if axis == rank - 1 else op.transpose(part, axes=order)
+    return component if axis == rank - 1 else op.transpose(component, axes=order)
 
 
-def _first(part: Expr, count: int, axis: int) -> Expr:
-    return op.strided_slice(part, begin=[0], end=[count], axes=[axis])
+def _first(component: Expr, count: int, axis: int) -> Expr:
+    return op.strided_slice(component, begin=[0], end=[count], axes=[axis])
 
 
-def _resized(node: Node, part: Expr, length: int | None) -> Expr:
-    """The last axis cut, or filled with 0, to a length."""
-    shape = node.typed(part).shape
+def _resized(node: Node, component: Expr, length: int | None) -> Expr:
+    """Truncate the last axis, or pad it with zeros, to a length."""
+    shape = node.typed(component).shape
     extent = known(shape[-1])
     if length is None or extent == length:
-        return part
+        return component
     if extent is None:
         node.unsupported("'dft_length' needs a transformed axis of constant extent")
     if extent > length:
-        return _first(part, length, len(shape) - 1)
+        return _first(component, length, len(shape) - 1)
     widths = [(0, 0)] * (len(shape) - 1) + [(0, length - extent)]
-    return op.nn.pad(part, widths, const(0.0, node.typed(part).dtype))
+    return op.nn.pad(component, widths, const(0.0, node.typed(component).dtype))
 
 
 def _frame_length(node: Node) -> int:
@@ -150,31 +160,35 @@ def _frame_length(node: Node) -> int:
             node.unsupported(f"'frame_length' must be at least 1, got {length}")
         return length
     window = node.optional(2)
-    found = None if window is None else known(window.type.shape[0])
-    return node.unsupported("'frame_length' must be constant") if found is None else found
+    window_length = None if window is None else known(window.type.shape[0])
+    return (
+        node.unsupported("'frame_length' must be constant")
+        if window_length is None
+        else window_length
+    )
 
 
 def _stft_by_frames(node: Node) -> Expr:
-    """A step between frames that comes at run time: the frames are gathered, and each is
-    transformed."""
+    """Convert STFT with a run-time frame step: gather the frames and transform each."""
     (step,) = (as_dim(d) for d in node.dims(1, "frame_step", 1))
     length, one_sided = _frame_length(node), bool(node.get_int("onesided", 1))
     time = node.shape(0)[1]
     node.scope.require(binary(GE, step, as_dim(1)), " with 'frame_step'")
     node.scope.require(binary(GE, time, as_dim(length)), " with 'frame_length'")
+    # ONNX STFT: only frames that lie entirely inside the signal.
     frames = tidy((time - length) // step + 1)
     starts = op.multiply(op.arange(0, frames, 1, "int64"), node.scope.scalar(step))
-    places = op.add(op.reshape(starts, (frames, 1)), op.expand_dims(iota(length), axis=0))
+    sample_indices = op.add(op.reshape(starts, (frames, 1)), op.expand_dims(iota(length), axis=0))
     taps = full((length,), 1.0, "float64")
     if node.optional(2) is not None:
         taps = op.cast(node.expr(2), "float64")
     data = op.cast(node.expr(0), "float64")
     both = (data, op.zeros_like(data)) if node.rank(0) == 2 else _parts(node)
-    real, imaginary = (op.multiply(op.take(p, places, axis=1), taps) for p in both)
-    parts: list[Expr] = list(_wide(node, real, imaginary, False))
+    real, imaginary = (op.multiply(op.take(p, sample_indices, axis=1), taps) for p in both)
+    components: list[Expr] = list(_wide(node, real, imaginary, False))
     if one_sided:
-        parts = [_first(p, length // 2 + 1, 2) for p in parts]
-    return op.cast(op.stack(parts, axis=-1), node.dtype(0))
+        components = [_first(p, length // 2 + 1, 2) for p in components]
+    return op.cast(op.stack(components, axis=-1), node.dtype(0))
 
 
 def _stft(node: Node) -> Expr:
@@ -193,12 +207,14 @@ def _stft(node: Node) -> Expr:
     if array is not None and array.shape == (length,):
         return _stft_by_product(node, array, step, one_sided)
 
-    def transformed(part: Expr) -> Expr:
-        made = op.stft(part, length, step, length, taps, normalized=False, onesided=one_sided)
-        return op.transpose(made, axes=[0, 2, 1, 3])
+    def transformed(component: Expr) -> Expr:
+        frames_first = op.stft(
+            component, length, step, length, taps, normalized=False, onesided=one_sided
+        )
+        return op.transpose(frames_first, axes=[0, 2, 1, 3])
 
-    def narrow(found: Expr) -> Expr:
-        return op.cast(found, node.dtype(0))
+    def narrow(spectrum: Expr) -> Expr:
+        return op.cast(spectrum, node.dtype(0))
 
     if node.rank(0) == 2:
         return narrow(transformed(op.cast(node.expr(0), "float64")))
@@ -206,26 +222,29 @@ def _stft(node: Node) -> Expr:
     if known(node.shape(0)[-1]) == 1:
         return narrow(transformed(real))
     x, y = transformed(real), transformed(imaginary)  # x + iy of a complex signal
+    # i * (re, im) = (-im, re).
     turned = op.stack([op.negative(_part(y, 1)), _part(y, 0)], axis=-1)
     return narrow(op.add(x, turned))
 
 
 def _stft_by_product(node: Node, window: Array, step: int, one_sided: bool) -> Expr:
-    """A convolution of the signal with windowed waves: the parts of a number are its channels."""
+    """Return the STFT as a convolution of the signal with windowed waves: real and imaginary parts
+    are channels.
+    """
     length = len(window)
     channels = (known(node.shape(0)[2]) or 1) if node.rank(0) == 3 else 1
     bins = length // 2 + 1 if one_sided else length
     matrix = waves(length, bins, is_complex=channels == 2).reshape(2 * bins, -1, length) * window
     batch, time = node.shape(0)[:2]
-    found = op.nn.conv2d(
+    convolved = op.nn.conv2d(
         op.reshape(node.expr(0), (batch, 1, time, channels), allowzero=True),
         const(matrix.astype(np.float32)[:, :, None]),
         strides=(1, step),
         data_layout="NHWC",
         kernel_layout="OIHW",
     )
-    frames = node.typed(found).shape[2]
-    return op.reshape(found, (batch, frames, bins, 2), allowzero=True)
+    frames = node.typed(convolved).shape[2]
+    return op.reshape(convolved, (batch, frames, bins, 2), allowzero=True)
 
 
 def _part(data: Expr, index: int) -> Expr:
@@ -233,24 +252,27 @@ def _part(data: Expr, index: int) -> Expr:
 
 
 def _mel_weights(node: Node) -> Expr:
-    """A matrix from frequencies to mel bands: triangles between places evenly spaced in mels."""
+    """Return the matrix from frequency bins to mel bands: triangles between points evenly spaced in
+    mels.
+    """
     bands, length = (int(node.numbers(i, n).item()) for i, n in enumerate(_MEL_EXTENTS))
     rate, low, high = (op.cast(op.reshape(node.expr(i), ()), "float64") for i in (2, 3, 4))
     first, last = (_mels(hertz) for hertz in (low, high))
     step = op.divide(op.subtract(last, first), const(float(bands + 2), "float64"))
-    places = op.add(first, op.multiply(iota(bands + 2, "float64"), step))
-    hertz = 700.0 * (op.power(const(10.0, "float64"), places / 2595.0) - 1.0)
+    mel_points = op.add(first, op.multiply(iota(bands + 2, "float64"), step))
+    hertz = 700.0 * (op.power(const(10.0, "float64"), mel_points / 2595.0) - 1.0)
+    # As in ONNX's reference: band edges are rounded down to frequency bins.
     points = op.floor_divide(float(length + 1) * hertz, rate)
-    left, centre, right = (op.strided_slice(points, begin=[n], end=[n + bands]) for n in range(3))
+    lower, centre, upper = (op.strided_slice(points, begin=[n], end=[n + bands]) for n in range(3))
     bins = op.expand_dims(iota(length // 2 + 1, "float64"), axis=1)
     one = const(1.0, "float64")
-    rising = (bins - left) / op.maximum(centre - left, one)
-    rising = op.where(op.equal(left, centre), one, rising)
+    rising = (bins - lower) / op.maximum(centre - lower, one)
+    rising = op.where(op.equal(lower, centre), one, rising)
     none = op.zeros_like(rising)
-    up = op.where(_within(left, bins, centre + 1.0), rising, none)
-    down = (right - bins) / op.maximum(right - centre, one)
-    found = op.where(_within(centre, bins, right), down, up)
-    return op.cast(found, from_onnx_dtype(node.get_int("output_datatype", 1)))
+    up = op.where(_within(lower, bins, centre + 1.0), rising, none)
+    down = (upper - bins) / op.maximum(upper - centre, one)
+    weights = op.where(_within(centre, bins, upper), down, up)
+    return op.cast(weights, from_onnx_dtype(node.get_int("output_datatype", 1)))
 
 
 _MEL_EXTENTS = ("num_mel_bins", "dft_length")
@@ -260,8 +282,8 @@ def _mels(hertz: Expr) -> Expr:
     return 2595.0 * op.log10(op.divide(hertz, const(700.0, "float64")) + 1.0)
 
 
-def _within(low: Expr, each: Expr, stop: Expr) -> Expr:
-    return op.logical_and(op.less_equal(low, each), op.less(each, stop))
+def _within(low: Expr, bin_index: Expr, stop: Expr) -> Expr:
+    return op.logical_and(op.less_equal(low, bin_index), op.less(bin_index, stop))
 
 
 # fmt: off

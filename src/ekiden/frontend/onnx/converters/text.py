@@ -40,7 +40,7 @@ MEASURES = frozenset(("Shape", "Size"))
 
 
 def convert_text(node: Node, row: Row) -> Result:
-    """What an operator makes of inputs among which are strings."""
+    """Convert a node that has strings among its inputs."""
 
     def apply(numbers: Node) -> Result:
         return evaluate(numbers) or fold(numbers, row.convert(numbers))
@@ -54,21 +54,21 @@ def convert_text(node: Node, row: Row) -> Result:
 
 
 def _pair(node: Node) -> tuple[TextValue, TextValue]:
-    """Two inputs of strings, broadcast to one shape."""
+    """Return two inputs of strings, broadcast to one shape."""
     first, second = text(node, 0), text(node, 1)
     node.scope.broadcasts(first.shape, second.shape)
     shape = broadcast_shape(first.shape, second.shape)
     if shape is None:
         node.unsupported(f"shapes {first.shape} and {second.shape} do not broadcast")
     wide = []
-    for each in (first, second):
-        assert each.expr is not None
-        wide.append(text_of(node.scope, op.broadcast_to(each.expr, (*shape, each.width))))
+    for operand in (first, second):
+        assert operand.expr is not None
+        wide.append(text_of(node.scope, op.broadcast_to(operand.expr, (*shape, operand.width))))
     return wide[0], wide[1]
 
 
 def _shaped(node: Node, data: Expr, shape: Sequence[PrimExpr]) -> TextValue:
-    """Rows of strings in a shape."""
+    """Reshape rows of strings."""
     width = node.typed(data).shape[-1]
     return text_of(node.scope, op.reshape(data, (*shape, width), allowzero=True))
 
@@ -89,21 +89,22 @@ def _match(node: Node) -> Expr:
         tables = automaton(node.get_string("pattern", ""))
     except RegexError as error:
         node.unsupported(str(error))
-    found = op.text.match(rows(text(node, 0)), *map(const, tables))
-    return op.reshape(found, text(node, 0).shape, allowzero=True)
+    is_match = op.text.match(rows(text(node, 0)), *map(const, tables))
+    return op.reshape(is_match, text(node, 0).shape, allowzero=True)
 
 
 def _split(node: Node) -> list[TextValue | Expr]:
-    given = text(node, 0)
-    delimiter, most = node.get_string("delimiter", ""), node.get_int("maxsplit", -1)
-    data, zero = rows(given), const(np.int64(0))
-    counts = node.scope.spanned(op.text.count_parts(data, delimiter, most))
+    strings = text(node, 0)
+    delimiter, max_split = node.get_string("delimiter", ""), node.get_int("maxsplit", -1)
+    data, zero = rows(strings), const(np.int64(0))
+    counts = node.scope.spanned(op.text.count_parts(data, delimiter, max_split))
     greatest = op.max(op.concatenate(Tuple((counts, const(np.zeros(1, np.int64)))), axis=0))
+    # The most parts of any string; the rows of shorter ones are filled with empty strings.
     slots = node.scope.bound(op.arange(zero, greatest, const(np.int64(1)), dtype="int64"))
-    parts = op.text.split(data, node.scope.expr(slots), delimiter, most)
+    substrings = op.text.split(data, node.scope.expr(slots), delimiter, max_split)
     (room,) = slots.type.shape
-    number = op.reshape(counts, given.shape, allowzero=True)
-    return [_shaped(node, parts, (*given.shape, room)), number]
+    number = op.reshape(counts, strings.shape, allowzero=True)
+    return [_shaped(node, substrings, (*strings.shape, room)), number]
 
 
 # Normalizing.
@@ -111,25 +112,28 @@ def _split(node: Node) -> list[TextValue | Expr]:
 
 @lru_cache(2)
 def case_table(upper: bool) -> tuple[Array, Array, Array]:
-    """All characters that another case has: code points, sizes and bytes of what they become."""
+    """Return the characters that change case: code points, and sizes and bytes of their
+    replacements.
+    """
     change = str.upper if upper else str.lower
+    # Surrogates are no characters and cannot be encoded as UTF-8.
     every = (chr(p) for p in range(sys.maxunicode + 1) if not 0xD800 <= p < 0xE000)
-    found = [(ord(c), change(c)) for c in every if change(c) != c]
-    sizes = np.array([len(t.encode()) for _, t in found], np.int32)
-    return np.array([p for p, _ in found], np.int32), sizes, encode([t for _, t in found])
+    changes = [(ord(c), change(c)) for c in every if change(c) != c]
+    sizes = np.array([len(t.encode()) for _, t in changes], np.int32)
+    return np.array([p for p, _ in changes], np.int32), sizes, encode([t for _, t in changes])
 
 
 def in_case(data: Expr, upper: bool) -> Expr:
-    """Rows of strings in upper or lower case."""
+    """Return rows of strings in upper or lower case."""
     return op.text.change_case(data, *map(const, case_table(upper)))
 
 
 def _normalize(node: Node) -> TextValue:
-    given = text(node, 0)
-    rank, action = len(given.shape), node.get_string("case_change_action", "NONE")
-    if rank != 1 and not (rank == 2 and known(given.shape[0]) == 1):
+    strings = text(node, 0)
+    rank, action = len(strings.shape), node.get_string("case_change_action", "NONE")
+    if rank != 1 and not (rank == 2 and known(strings.shape[0]) == 1):
         node.unsupported("shape (C,) or (1, C) expected")
-    data, stop = rows(given), node.get_strings("stopwords")
+    data, stop = rows(strings), node.get_strings("stopwords")
     if stop:
         data = _without(node, data, stop, bool(node.get_int("is_case_sensitive", 0)))
     if action != "NONE":
@@ -139,16 +143,17 @@ def _normalize(node: Node) -> TextValue:
 
 
 def _without(node: Node, data: Expr, stop: Sequence[str], exact: bool) -> Expr:
-    """The strings that are no stop words; one that is empty, if none is left."""
+    """Return the strings that are not stop words; one empty string if none is left."""
     probe = data if exact else in_case(data, upper=False)
     keys = sorted_texts({w if exact else w.lower() for w in stop})
     stays = op.less(op.text.find(probe, const(encode(keys))), const(np.int64(0)))
+    # StringNormalizer: if every string is removed, the output is a single empty string.
     none = op.reshape(op.logical_not(op.any(stays)), (1,))
     where = op.argwhere(op.concatenate(Tuple((stays, none)), axis=0))
     empty = op.full_like(op.strided_slice(data, [0], [1], axes=[0]), const(255, "uint8"))
-    places = op.cast(op.squeeze(where, axis=[1]), "int64")
+    kept_rows = op.cast(op.squeeze(where, axis=[1]), "int64")
     table = op.concatenate(Tuple((data, empty)), axis=0)
-    return node.scope.expr(node.scope.bound(op.take(table, places, axis=0)))
+    return node.scope.expr(node.scope.bound(op.take(table, kept_rows, axis=0)))
 
 
 # fmt: off

@@ -1,8 +1,8 @@
 """Casts between strings and numbers.
 
-Strings that are no numbers end the run. A number may have blanks around it; of one with a point an
-integer type takes what stands before it. Floats become strings of eight significant digits, as
-ONNX Runtime writes them.
+Strings that are not numbers are a run-time error. A number may have blanks around it; for an
+integer dtype the digits after a decimal point are dropped. Floats are formatted with eight
+significant digits, as by ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ LAST_POWER = 308
 
 
 def numbers_of_text(node: Node, strings: TextValue, dtype: str) -> Expr:
-    """Return the numbers that strings are; the run ends at one that is none."""
+    """Parse strings as numbers of a dtype; a string that is not a number is a run-time error."""
     data = rows(strings)
     tables = automaton(FLOAT if is_float(dtype) else INTEGER)
     is_number = op.text.match(data, *map(const, tables))
     node.scope.require_data(op.all(is_number), f" (a string is no number of type {dtype})")
     if not is_float(dtype):
-        whole = op.text.whole_number(data)
-        numbers: Expr = whole if dtype == "int64" else op.cast(whole, dtype)
+        integers = op.text.whole_number(data)
+        numbers: Expr = integers if dtype == "int64" else op.cast(integers, dtype)
         if dtype == "bool":
-            numbers = op.not_equal(whole, const(np.int64(0)))
+            numbers = op.not_equal(integers, const(np.int64(0)))
     else:
         numbers = op.cast(_float(op.text.number_parts(data)), dtype)
     return op.reshape(numbers, strings.shape, allowzero=True)
 
 
-def _columns(parts: Expr, count: int) -> list[Expr]:
-    return [op.take(parts, const(np.int64(i)), axis=1) for i in range(count)]
+def _columns(table: Expr, count: int) -> list[Expr]:
+    return [op.take(table, const(np.int64(i)), axis=1) for i in range(count)]
 
 
 def _power(exponents: Expr) -> Expr:
-    """Ten to exponents from 0 to LAST_POWER."""
+    """Return 10 ** exponents for exponents from 0 to LAST_POWER."""
     table = np.array([float(f"1e{e}") for e in range(LAST_POWER + 1)])
     return op.take(const(table), exponents, axis=0)
 
 
 def _scaled(value: Expr, exponents: Expr) -> Expr:
-    """Floats of 64 bits times ten to exponents, in two steps where one would overflow."""
+    """Return float64 values times 10 ** exponents, in two steps where one would overflow."""
     zero, last = const(np.int64(0)), const(np.int64(LAST_POWER))
     for sign, apply in ((1, op.multiply), (-1, op.divide)):
-        left = op.maximum(op.multiply(exponents, const(np.int64(sign))), zero)
+        remaining = op.maximum(op.multiply(exponents, const(np.int64(sign))), zero)
         for _ in range(2):
-            step = op.minimum(left, last)
+            step = op.minimum(remaining, last)
             value = apply(value, _power(step))
-            left = op.subtract(left, step)
+            remaining = op.subtract(remaining, step)
     return value
 
 
-def _float(parts: Expr) -> Expr:
-    """Numbers of sign, digits and exponent as float64."""
-    sign, digits, exponent = _columns(parts, 3)
-    most = const(np.int64(LAST_POWER + MAX_DIGITS))
-    exponent = op.minimum(op.maximum(exponent, op.negative(most)), most)
+def _float(number_parts: Expr) -> Expr:
+    """Assemble float64 from columns of sign, digits and exponent."""
+    sign, digits, exponent = _columns(number_parts, 3)
+    max_exponent = const(np.int64(LAST_POWER + MAX_DIGITS))
+    exponent = op.minimum(op.maximum(exponent, op.negative(max_exponent)), max_exponent)
     value = _scaled(op.cast(digits, "float64"), exponent)
     value = op.where(
         op.equal(op.abs(sign), _number(INFINITE_SIGN)), const(np.inf, "float64"), value
@@ -84,7 +84,7 @@ def _number(value: int) -> Expr:
 
 
 def text_of_numbers(node: Node, index: int = 0) -> TextValue:
-    """Return the numbers of an input as strings."""
+    """Format the numbers of an input as strings."""
     shape, dtype = node.shape(index), node.dtype(index)
     data = op.reshape(node.expr(index), (product(shape),), allowzero=True)
     if is_float(dtype):
@@ -104,7 +104,7 @@ def text_of_numbers(node: Node, index: int = 0) -> TextValue:
 
 
 def _decimal(data: Expr) -> tuple[Expr, Expr, Expr]:
-    """Sign, PRECISION digits and exponent of floats."""
+    """Return the sign, PRECISION significant digits and exponent of floats."""
     is_finite = op.isfinite(data)
     size = op.where(is_finite, op.abs(data), const(0.0, "float64"))
     is_zero = op.equal(size, const(0.0, "float64"))
@@ -126,7 +126,7 @@ def _decimal(data: Expr) -> tuple[Expr, Expr, Expr]:
 
 
 def cast_text(node: Node) -> Result:
-    """Cast and CastLike where strings are cast, or what is cast like."""
+    """Convert Cast and CastLike from or to strings."""
     data = node.value(0)
     if node.op_type == "CastLike":
         to_text = node.value(1).is_text

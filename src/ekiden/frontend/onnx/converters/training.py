@@ -1,5 +1,5 @@
-"""Training (ai.onnx.preview.training): derivatives, and steps of optimisers, whose inputs are rate,
-step, then all tensors, all gradients and all states.
+"""Training operators (ai.onnx.preview.training): derivatives, and steps of optimisers, whose inputs
+are the learning rate, the step, then all tensors, all gradients and all states.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ else:
 
 
 def _groups(node: Node, states: int) -> list[list[Expr]]:
-    """[tensor, gradient, states...] of each tensor that is trained."""
-    many = [node.expr(i) for i in range(2, len(node.inputs))]
-    if len(many) % (states + 2):
-        node.unsupported(f"expected {states + 2} inputs for each tensor, got {len(many)}")
-    count = len(many) // (states + 2)
-    return [many[i::count] for i in range(count)]
+    """Return [tensor, gradient, states...] of each trained tensor."""
+    operands = [node.expr(i) for i in range(2, len(node.inputs))]
+    if len(operands) % (states + 2):
+        node.unsupported(f"expected {states + 2} inputs for each tensor, got {len(operands)}")
+    count = len(operands) // (states + 2)
+    return [operands[i::count] for i in range(count)]
 
 
 def _columns(rows: Sequence[Sequence[Expr]]) -> list[Expr]:
-    return [each for column in zip(*rows, strict=True) for each in column]
+    return [result for column in zip(*rows, strict=True) for result in column]
 
 
 def _number(node: Node, value: float, like: Expr) -> Expr:
@@ -39,7 +39,7 @@ def _number(node: Node, value: float, like: Expr) -> Expr:
 
 
 def _regular(node: Node, x: Expr, gradient: Expr) -> Expr:
-    """The gradient of the loss with a share of the tensor's square added."""
+    """Return the gradient with L2 regularisation: norm_coefficient * x added."""
     share = node.get_float("norm_coefficient", 0.0)
     return op.add(op.multiply(_number(node, share, x), x), gradient)
 
@@ -75,14 +75,15 @@ def _adam(node: Node) -> list[Expr]:
     def missing(factor: float) -> Expr:
         return op.subtract(one, op.power(const(factor, kind), step))
 
+    # Bias correction (Kingma and Ba 2015), folded into the rate: sqrt(1 - beta^t) / (1 - alpha^t).
     corrected = op.divide(op.multiply(node.expr(0), op.sqrt(missing(beta))), missing(alpha))
     rate = op.where(op.greater(step, const(0, kind)), corrected, node.expr(0))
     rows = []
     for x, gradient, mean, squares in _groups(node, 2):
 
         def mixed(old: Expr, new: Expr, share: float, like: Expr = x) -> Expr:
-            kept = op.multiply(_number(node, share, like), old)
-            return op.add(kept, op.multiply(_number(node, 1 - share, like), new))
+            old_share = op.multiply(_number(node, share, like), old)
+            return op.add(old_share, op.multiply(_number(node, 1 - share, like), new))
 
         g = _regular(node, x, gradient)
         first, second = mixed(mean, g, alpha), mixed(squares, op.multiply(g, g), beta)
@@ -97,6 +98,7 @@ def _momentum(node: Node) -> list[Expr]:
     alpha = const(node.get_float("alpha", 0.0), kind)
     beta = const(node.get_float("beta", 0.0), kind)
     first = op.greater(_step(node), const(0, kind))
+    # In the first step the gradient enters the velocity undamped (ONNX Momentum).
     share = op.where(first, beta, const(1, kind))
     nesterov = node.get_string("mode", "standard") == "nesterov"
     rows = []
@@ -112,17 +114,20 @@ _DOMAIN = "ai.onnx.preview.training"
 
 
 def _gradient(node: Node) -> list[Expr]:
-    """The derivatives of `y` by `xs`, which are inputs of the model, at the node's inputs."""
+    """Return the derivatives of `y` with respect to `xs`, which are inputs of the model, at the
+    node's inputs.
+    """
     names = (*node.get_strings("xs"), *node.get_strings("zs"))
     y = node.scope.expr(node.named(node.get_string("y", "")))
-    places = [_parameter(node, n) for n in names]
-    free = list(dict.fromkeys((*places, *free_vars(y))))
+    variables = [_parameter(node, n) for n in names]
+    # Variables of `y` other than `xs` and `zs` are parameters too, so that the function is closed.
+    free = list(dict.fromkeys((*variables, *free_vars(y))))
     if not node.scope.param_names.keys() >= set(free):
         node.unsupported("'y' depends on values whose shapes are found at run time")
-    made = differentiate.gradient(Function(tuple(free), y), node.scope.module)
-    given = {p: node.expr(places.index(v)) if v in places else v
-             for p, v in zip(made.params, free, strict=True)}  # fmt: skip
-    gradients = _field(bind(made.body, given), 1)
+    derivative = differentiate.gradient(Function(tuple(free), y), node.scope.module)
+    bindings = {p: node.expr(variables.index(v)) if v in variables else v
+             for p, v in zip(derivative.params, free, strict=True)}  # fmt: skip
+    gradients = _field(bind(derivative.body, bindings), 1)
     return [_field(gradients, i) for i in range(len(node.get_strings("xs")))]
 
 
@@ -131,10 +136,10 @@ def _field(value: Expr, index: int) -> Expr:
 
 
 def _parameter(node: Node, name: str) -> Var:
-    found = node.scope.expr(node.named(name))
-    if not isinstance(found, Var) or found not in node.scope.param_names:
+    variable = node.scope.expr(node.named(name))
+    if not isinstance(variable, Var) or variable not in node.scope.param_names:
         node.unsupported(f"{name!r} in 'xs' or 'zs' must be an input of the model")
-    return found
+    return variable
 
 
 # fmt: off

@@ -1,4 +1,4 @@
-"""Windows of convolution and pooling as attributes say them: explicit and automatic padding."""
+"""Windows of convolution and pooling from their attributes: explicit and automatic padding."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER", "")
 
 
 def auto_pad(node: Node) -> str:
-    """Return how borders follow from the shapes, one of AUTO_PADS; NOTSET where they do not."""
+    """Return the node's `auto_pad`, one of AUTO_PADS; NOTSET where it is absent or empty."""
     return node.get_string("auto_pad", "NOTSET") or "NOTSET"
 
 
 def check_rank(node: Node) -> None:
-    """Raise Unsupported where the first input has no one to three spatial axes."""
+    """Raise Unsupported unless the first input has one to three spatial axes."""
     if node.rank(0) not in (3, 4, 5):
         node.unsupported(f"expected an input of rank 3, 4 or 5, got {node.rank(0)}")
 
@@ -42,7 +42,7 @@ def read_window(node: Node, kernel: Sequence[Dim]) -> Window:
 
 
 def _check_fit(node: Node, window: Window, pads: Sequence[int]) -> None:
-    """Require symbolic extents to be as large as a window."""
+    """Require symbolic extents to be at least as large as a window."""
     rounds_up, rank = node.get_int("ceil_mode", 0), len(window.strides)
     for i, extent in enumerate(node.shape(0)[2:]):
         if known(extent) is None or known(window.extents[i]) is None:

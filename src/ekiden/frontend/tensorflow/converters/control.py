@@ -1,7 +1,7 @@
-"""Functions, choices and loops, of both kinds of control flow.
+"""Functions, branches and loops, of both control flow versions.
 
 Version 2 has nodes that call functions. Version 1 has Switch, Merge and the nodes of a loop (see
-ekiden.frontend.tensorflow.plan), of which the Merge, or the Exit, stands for the whole.
+ekiden.frontend.tensorflow.plan); its Merge, or Exit, stands for the whole construct.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Run = Callable[[Sequence[Value]], list[Value]]
 
 
 def _condition(node: Node, index: int = 0) -> Value:
-    """Whether a value is not zero."""
-    found = node.value(index)
-    if found.type.dtype == "bool":
-        return found
-    if found.array is not None:
-        return constant(np.asarray(found.array != 0))
-    expr = node.scope.expr(found)
-    made = op.not_equal(expr, const(0, found.type.dtype))
-    return node.value_of(node.scope.spanned(made))
+    """Return a value as a boolean: whether it differs from zero."""
+    value = node.value(index)
+    if value.type.dtype == "bool":
+        return value
+    if value.array is not None:
+        return constant(np.asarray(value.array != 0))
+    expr = node.scope.expr(value)
+    nonzero = op.not_equal(expr, const(0, value.type.dtype))
+    return node.value_of(node.scope.spanned(nonzero))
 
 
 # Version 2.
@@ -50,7 +50,7 @@ def _if(node: Node) -> list[Value]:
 
 
 def _case(node: Node) -> list[Value]:
-    """The last branch for any other index."""
+    """Convert Case; an index out of range selects the last branch."""
     inputs = [node.value(i) for i in range(1, len(node.inputs))]
     names = node.functions("branches")
     runs = [partial(node.graph.call, n, inputs) for n in names]
@@ -61,9 +61,10 @@ def _while(node: Node) -> list[Value]:
     start = [node.value(i) for i in range(len(node.inputs))]
     test, body = node.function("cond"), node.function("body")
     plan = node.graph.shared.plan(body)
-    given = [i.tensor for i in plan.graph.inputs]
+    parameters = [i.tensor for i in plan.graph.inputs]
     results = [plan.source(t) for _, t in plan.graph.outputs]
-    moving = [i for i, (a, b) in enumerate(zip(given, results, strict=True)) if a != b]
+    # A variable that the body returns unchanged is loop invariant and need not be carried.
+    moving = [i for i, (a, b) in enumerate(zip(parameters, results, strict=True)) if a != b]
     names = [plan.graph.inputs[i].name for i in moving]
     return _loop(
         node, start, moving, names,
@@ -76,25 +77,25 @@ def _loop(
     node: Node, start: Sequence[Value], moving: Sequence[int], names: Sequence[str], test: Run,
     body: Run,
 ) -> list[Value]:  # fmt: skip
-    """A loop over values, of which those at `moving` are carried and the others stay."""
+    """Emit a loop that carries the values at the indices `moving`; the others are invariant."""
 
-    def whole(values: Sequence[Value]) -> list[Value]:
+    def with_invariants(values: Sequence[Value]) -> list[Value]:
         held = dict(zip(moving, values, strict=True))
         return [held.get(i, v) for i, v in enumerate(start)]
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """One turn: the body's values, and whether there is another, which the test says of
-        those."""
-        found = body(whole(values))
-        after = [found[i] for i in moving]
-        (again,) = test(whole(after))
+        """Return one iteration: the body's values, and the test's verdict on them."""
+        outputs = body(with_invariants(values))
+        after = [outputs[i] for i in moving]
+        (again,) = test(with_invariants(after))
         return Iteration(again, after)
 
     (go,) = test(start)
+    # A loop whose test is false for constants never runs: no loop is emitted.
     if go.array is not None and not go.array.item():
         return list(start)
     last, _, _ = built(Loop(node, names, [start[i] for i in moving], None, go, step))
-    return whole(last)
+    return with_invariants(last)
 
 
 # Version 1.
@@ -105,27 +106,29 @@ def _identity(node: Node) -> Value:
 
 
 def _switch(node: Node) -> list[Value]:
-    """The data on the side that is taken; nothing on the other."""
+    """Put the data on the output that the condition selects; the other output stays absent."""
     condition = node.graph.plan.source(data_inputs(node.proto)[1])
     side = node.graph.decided(condition)
     if side is None:
-        found = node.value(1).array
-        if found is None:
+        constant_condition = node.value(1).array
+        if constant_condition is None:
             node.unsupported("no Merge ends what it begins")
-        side = int(found.item())
+        side = int(constant_condition.item())
     node.graph.env.put({f"{node.proto.name}:{side}": node.value(0)})
     return []
 
 
 def _merge(node: Node) -> list[Value]:
-    """All sides of a choice, each imported where the condition is decided."""
+    """Convert a Merge: import each side in a subgraph where its condition is decided, and choose
+    between them.
+    """
     plan = node.graph.plan
     if plan.is_loop(node.proto):
         node.unsupported("no Exit ends its loop")
     condition, sides = plan.choice(node.proto)
 
     def run(side: int) -> list[Value]:
-        """The values of one side, imported in a graph of its own where the condition is decided."""
+        """Return the values of one side, imported in a subgraph where the condition is decided."""
         inner = node.graph.inside()
         inner.taken[condition] = side
         return inner.values([sides[side]])
@@ -133,28 +136,30 @@ def _merge(node: Node) -> list[Value]:
     runs = [partial(run, s) for s in range(len(sides))]
     if node.dtype(0) == "bool":
         names = ("the true branch", "the false branch")
-        (made,) = choose(node, _condition(node), [runs[1], runs[0]], names)
+        (chosen,) = choose(node, _condition(node), [runs[1], runs[0]], names)
     else:
-        (made,) = choose_at(node, node.value(0), runs)
-    node.graph.env.put({f"{node.proto.name}:0": made})
+        (chosen,) = choose_at(node, node.value(0), runs)
+    node.graph.env.put({f"{node.proto.name}:0": chosen})
     return []
 
 
 def _exit(node: Node) -> Value:
-    """The whole loop; the other exits of it are made as well."""
+    """Convert the whole loop that ends here; its other exits get their values as well."""
     graph, frame = node.graph, node.graph.plan.frame(node.proto)
     variables = frame.variables
     start = [node.value(i) for i in range(len(variables))]
     moving = [i for i, v in enumerate(variables) if _is_moving(node, frame, i)]
 
     def test(values: Sequence[Value]) -> list[Value]:
-        """Whether there is another turn, with the variables at their merges."""
+        """Return whether another iteration follows, with the variables at their Merges."""
         inner = graph.inside()
         inner.env.put({f"{v.merge}:0": x for v, x in zip(variables, values, strict=True)})
         return inner.values([frame.condition])
 
     def body(values: Sequence[Value]) -> list[Value]:
-        """The variables after a turn: each is seen at its merge, and behind the switch's side 1."""
+        """Return the variables after an iteration; each is visible at its Merge and at output 1 of
+        its Switch.
+        """
         inner = graph.inside()
         for variable, value in zip(variables, values, strict=True):
             inner.env.put({f"{variable.merge}:0": value, f"{variable.switch}:1": value})

@@ -1,4 +1,4 @@
-"""Boxes of detectors: suppression of those that overlap."""
+"""Non-maximum suppression of detectors."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from ekiden.topi.shape import known
 
 
 def _selected(node: Node) -> Expr:
-    """The positions of those that are kept, as many as there are."""
+    """Return the indices of the selected boxes; their number is data dependent."""
     overlap = node.expr(3) if len(node.inputs) > 3 else const(node.real("iou_threshold", 0.5))
-    least = node.expr(4) if len(node.inputs) > 4 else const(-np.inf, node.dtype(1))
-    most = op.reshape(node.expr(2), ())
-    return selected_boxes(node, node.expr(0), node.expr(1), most, overlap, least)
+    score_threshold = node.expr(4) if len(node.inputs) > 4 else const(-np.inf, node.dtype(1))
+    max_boxes = op.reshape(node.expr(2), ())
+    return selected_boxes(node, node.expr(0), node.expr(1), max_boxes, overlap, score_threshold)
 
 
 def _padded(node: Node) -> Sequence[Expr]:
-    """Padded with 0 where that is said."""
+    """Convert NonMaxSuppression V4 and V5; padded with 0 if `pad_to_max_output_size`."""
     return suppressed(node, node.op.endswith("V5"), node.flag("pad_to_max_output_size"))
 
 
 def _combined(node: Node) -> list[Expr]:
-    """(boxes [batch, n, 1 or classes, 4], scores [batch, n, classes], most of a class, most of an
-    image, overlap, least score): boxes, scores, classes, how many of each image.
+    """Convert CombinedNonMaxSuppression to (boxes, scores, classes, number of boxes per image).
+
+    Inputs: boxes [batch, n, 1, 4], scores [batch, n, classes], limit per class, limit per image,
+    IoU threshold, score threshold.
     """
-    (each,), (total,) = node.axes(2, "max_output_size_per_class"), node.axes(3, "max_total_size")
+    (quota,), (total,) = node.axes(2, "max_output_size_per_class"), node.axes(3, "max_total_size")
     count, sides, classes = (
         known(node.shape(0)[1]),
         known(node.shape(0)[2]),
@@ -42,30 +44,30 @@ def _combined(node: Node) -> list[Expr]:
         node.unsupported("boxes must be of all classes, their number and that of classes known")
     boxes = op.squeeze(node.expr(0), axis=[2])
     scores = op.transpose(node.expr(1), (0, 2, 1))
-    overlap, least = (op.reshape(node.expr(i), ()) for i in (4, 5))
-    found = op.vision.all_class_non_max_suppression(
-        boxes, scores, const(each, "int64"), overlap, least, "tensorflow"
+    overlap, score_threshold = (op.reshape(node.expr(i), ()) for i in (4, 5))
+    selected = op.vision.all_class_non_max_suppression(
+        boxes, scores, const(quota, "int64"), overlap, score_threshold, "tensorflow"
     )
-    pairs, values, number = (TupleGetItem(found, i) for i in range(3))
+    pairs, values, number = (TupleGetItem(selected, i) for i in range(3))
     is_there = op.less(op.arange(0, count * classes, 1, "int64"), op.expand_dims(number, 1))
     ranked = op.where(is_there, values, op.full_like(values, const(-np.inf, node.dtype(1))))
-    most = min(total, each * classes) if node.flag("pad_per_class") else total
-    top = op.topk(ranked, min(most, count * classes), axis=-1, ret_type="both", dtype="int64")
-    best, place = TupleGetItem(top, 0), TupleGetItem(top, 1)
-    kind, box = (op.gather(op.take(pairs, const(np.int32(i)), axis=2), 1, place) for i in (0, 1))
+    limit = min(total, quota * classes) if node.flag("pad_per_class") else total
+    top = op.topk(ranked, min(limit, count * classes), axis=-1, ret_type="both", dtype="int64")
+    best, ranks = TupleGetItem(top, 0), TupleGetItem(top, 1)
+    label, box = (op.gather(op.take(pairs, const(np.int32(i)), axis=2), 1, ranks) for i in (0, 1))
     corners = taken(node, boxes, box, 1, 1)
     if not node.has("clip_boxes") or node.flag("clip_boxes"):
         corners = op.clip(corners, 0.0, 1.0)
     holds = op.greater(best, const(-np.inf, node.dtype(1)))
     corners = op.where(op.expand_dims(holds, 2), corners, op.zeros_like(corners))
     score = op.where(holds, best, op.zeros_like(best))
-    kind = op.where(holds, op.cast(kind, node.dtype(1)), op.zeros_like(score))
-    rest = max(most - count * classes, 0)
-    made: list[Expr] = [
-        op.nn.pad(corners, ((0, 0), (0, rest), (0, 0))) if rest else corners,
-        *(op.nn.pad(e, ((0, 0), (0, rest))) if rest else e for e in (score, kind)),
+    label = op.where(holds, op.cast(label, node.dtype(1)), op.zeros_like(score))
+    missing = max(limit - count * classes, 0)
+    padded_outputs: list[Expr] = [
+        op.nn.pad(corners, ((0, 0), (0, missing), (0, 0))) if missing else corners,
+        *(op.nn.pad(e, ((0, 0), (0, missing))) if missing else e for e in (score, label)),
     ]
-    return [*made, op.sum(op.cast(holds, "int32"), axis=[1])]
+    return [*padded_outputs, op.sum(op.cast(holds, "int32"), axis=[1])]
 
 
 # fmt: off

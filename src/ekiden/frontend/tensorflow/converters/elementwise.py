@@ -1,4 +1,4 @@
-"""Operators that compute each element on its own."""
+"""Elementwise operators."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def _number(node: Node, value: float) -> Expr:
 
 
 def _div_no_nan(node: Node) -> Expr:
-    """0 where the divisor is 0."""
+    """Return the quotient, 0 where the divisor is 0."""
     zero = _number(node, 0)
     is_zero = op.equal(node.expr(1), zero)
+    # Dividing by 1 there keeps infinities and NaN out of the branch that is not selected.
     divisor = op.where(is_zero, _number(node, 1), node.expr(1))
     return op.where(is_zero, zero, op.divide(node.expr(0), divisor))
 
@@ -40,13 +41,13 @@ def _xlogy(node: Node) -> Expr:
 
 
 def _bias_add(node: Node) -> Expr:
-    """The bias along the axis of the channels."""
+    """Add the bias along the channel axis."""
     axis = 1 if node.text("data_format", "NHWC").startswith("NC") else node.rank(0) - 1
     return op.nn.bias_add(node.expr(0), node.expr(1), axis=axis)
 
 
 def _floor_div(node: Node) -> Expr:
-    """Of floats the quotient as it is rounded, rounded down: 1 / 0.1 is 10."""
+    """Return the floor quotient; of floats the rounded quotient, floored: 1 // 0.1 is 10."""
     x, y = node.expr(0), node.expr(1)
     return op.floor(op.divide(x, y)) if is_float(node.dtype(0)) else op.floor_divide(x, y)
 
@@ -60,10 +61,10 @@ def _clip(node: Node) -> Expr:
 
 
 def _cast(node: Node) -> Expr:
-    wanted = node.dtype_of("DstT")
-    if is_float(node.dtype(0)) and wanted == "bool":
+    dtype = node.dtype_of("DstT")
+    if is_float(node.dtype(0)) and dtype == "bool":
         return op.not_equal(node.expr(0), _number(node, 0))
-    return op.cast(node.expr(0), wanted)
+    return op.cast(node.expr(0), dtype)
 
 
 def _many(node: Node) -> Result:

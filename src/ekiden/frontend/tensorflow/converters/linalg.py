@@ -17,12 +17,12 @@ def _matrix(node: Node) -> tuple[Expr, Shape, str]:
 
 
 def _sides(node: Node) -> tuple[Expr, Expr, Shape]:
-    """A matrix and right sides, whose batches must be the same, and the shape of those."""
-    left, right = node.shape(0), node.shape(1)
-    node.scope.same(left[:-2], right[:-2])
-    shape = (*left[:-2], *right[-2:])
+    """Return a matrix, right-hand sides whose batch must equal the matrix's, and their shape."""
+    matrix_shape, sides_shape = node.shape(0), node.shape(1)
+    node.scope.same(matrix_shape[:-2], sides_shape[:-2])
+    shape = (*matrix_shape[:-2], *sides_shape[-2:])
     sides = node.expr(1)
-    if not all(map(equal, left[:-2], right[:-2])):
+    if not all(map(equal, matrix_shape[:-2], sides_shape[:-2])):
         sides = op.reshape(sides, as_attr(shape), allowzero=True)
     return node.expr(0), sides, shape
 
@@ -40,8 +40,8 @@ def _inverse(node: Node) -> Expr:
 
 def _solve(node: Node) -> Expr:
     matrix, right, shape = _sides(node)
-    found = _checked(node, matrix)
-    return (found.solve_transposed if node.flag("adjoint") else found.solve)(right, shape)
+    factors = _checked(node, matrix)
+    return (factors.solve_transposed if node.flag("adjoint") else factors.solve)(right, shape)
 
 
 def _triangular_solve(node: Node) -> Expr:
@@ -53,8 +53,9 @@ def _triangular_solve(node: Node) -> Expr:
 
 
 def _cholesky(node: Node) -> Expr:
-    found = op.linalg.cholesky(node.expr(0))
-    factor, info = TupleGetItem(found, 0), TupleGetItem(found, 1)
+    decomposition = op.linalg.cholesky(node.expr(0))
+    # TensorFlow raises for a matrix that is not positive definite; LAPACK's info tells the minor.
+    factor, info = TupleGetItem(decomposition, 0), TupleGetItem(decomposition, 1)
     subject = "Cholesky: the leading minor of order"
     return op.linalg.checked(factor, info, subject, matrices.NOT_POSITIVE)
 
@@ -65,16 +66,17 @@ def _qr(node: Node) -> list[Expr]:
 
 
 def _svd(node: Node) -> list[Expr]:
-    """Singular values, U, and V: not transposed."""
+    """Convert Svd: singular values, U, and V, which TensorFlow does not transpose."""
     matrix, shape, _ = _matrix(node)
-    found = op.linalg.svd(matrix, node.flag("full_matrices"))
-    left, values, right = (TupleGetItem(found, at) for at in range(3))
-    return [values, left, transposed(right, len(shape))]
+    decomposition = op.linalg.svd(matrix, node.flag("full_matrices"))
+    u, values, v_transposed = (TupleGetItem(decomposition, at) for at in range(3))
+    # The kernel returns V', TensorFlow's operator V.
+    return [values, u, transposed(v_transposed, len(shape))]
 
 
 def _eigh(node: Node) -> list[Expr]:
-    found = op.linalg.eigh(node.expr(0))
-    return [TupleGetItem(found, 0), TupleGetItem(found, 1)]
+    decomposition = op.linalg.eigh(node.expr(0))
+    return [TupleGetItem(decomposition, 0), TupleGetItem(decomposition, 1)]
 
 
 def _determinant(node: Node) -> Expr:
@@ -88,22 +90,24 @@ def _log_determinant(node: Node) -> list[Expr]:
 
 
 def _one_diagonal(node: Node) -> int:
-    found = set(node.axes(1, "k"))
-    if len(found) != 1:
-        node.unsupported(f"one diagonal is supported, not the band {sorted(found)}")
-    return found.pop()
+    diagonals = set(node.axes(1, "k"))
+    if len(diagonals) != 1:
+        node.unsupported(f"one diagonal is supported, not the band {sorted(diagonals)}")
+    return diagonals.pop()
 
 
 def _diag(node: Node) -> Expr:
-    """Matrices of padding but for diagonal k: square, or of the size that is said, of which the
-    other extent is as small as may be."""
+    """Return matrices of padding with diagonal k: square, or of the given size.
+
+    An extent that is not given is as small as the diagonal allows.
+    """
     k = _one_diagonal(node) if len(node.inputs) > 1 else 0
     *batch, size = node.shape(0)
-    least = tidy(size + max(-k, 0)), tidy(size + max(k, 0))
-    said = [node.axes(at, "size")[0] if len(node.inputs) > at else -1 for at in (2, 3)]
+    minimal_extents = tidy(size + max(-k, 0)), tidy(size + max(k, 0))
+    given_extents = [node.axes(at, "size")[0] if len(node.inputs) > at else -1 for at in (2, 3)]
     square = tidy(size + abs(k))
-    extents = [d if n == -1 else n for d, n in zip(least, said, strict=True)]
-    extents = [square, square] if said == [-1, -1] else extents
+    extents = [d if n == -1 else n for d, n in zip(minimal_extents, given_extents, strict=True)]
+    extents = [square, square] if given_extents == [-1, -1] else extents
     padding = node.expr(4) if len(node.inputs) > 4 else const(0, node.dtype(0))
     empty = op.full(padding, as_attr((*batch, *extents)), node.dtype(0))
     return op.matrix_set_diag(empty, node.expr(0), k)
@@ -117,14 +121,14 @@ def _set_diag(node: Node) -> Expr:
 
 
 def _diag_part(node: Node) -> Expr:
-    """The main diagonal; of matrices that are not square that of what is square of them."""
+    """Return the main diagonal; of a non-square matrix, that of its leading square block."""
     if len(node.inputs) > 1 and _one_diagonal(node) != 0:
         node.unsupported("the main diagonal is supported, no other")
     shape, data = node.shape(0), node.expr(0)
-    least = tidy(minimum(*shape[-2:]))
+    smaller = tidy(minimum(*shape[-2:]))
     if not equal(*shape[-2:]):
-        data = op.strided_slice(data, [0, 0], as_attr((least, least)), axes=[-2, -1])
-    return matrices.diagonal(data, (*shape[:-2], least, least), node.dtype(0))
+        data = op.strided_slice(data, [0, 0], as_attr((smaller, smaller)), axes=[-2, -1])
+    return matrices.diagonal(data, (*shape[:-2], smaller, smaller), node.dtype(0))
 
 
 # fmt: off

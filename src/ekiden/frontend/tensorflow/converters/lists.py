@@ -1,8 +1,8 @@
 """Lists of tensors: TensorList of control flow v2, TensorArray of v1.
 
-Both are sequences (see ekiden.frontend.common.sequence_value). One of a stated length whose
-elements have a known shape begins with zeros; any other begins empty, and is written from the
-front on. A TensorArray's handle and its flow are one value: what writes gives a new flow.
+Both are sequences (see ekiden.frontend.common.sequence_value). A list of a declared length whose
+element shape is known starts with zeros; any other starts empty and is filled from the front. The
+handle and the flow of a TensorArray are one value: a write returns a new flow.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ MOST = 4096
 
 
 def _list(node: Node, index: int = 0) -> SequenceValue:
-    found = node.value(index)
-    if not isinstance(found, SequenceValue):
+    value = node.value(index)
+    if not isinstance(value, SequenceValue):
         node.unsupported(f"input {index} must be a list of tensors")
-    return found
+    return value
 
 
 def _reserved(dims: Sequence[int] | None, count: int | None, dtype: str) -> SequenceValue:
     if dims is None or -1 in dims or count is None or count > MOST:
         return SequenceValue((), dtype=dtype)
+    # The sizes come from an untrusted model file: do not allocate whatever they say.
     if math.prod(dims) > MAX_CONSTANT_ELEMENTS:  # not allocated at the word of a number
         return SequenceValue((), dtype=dtype)
     zero = constant(np.zeros(tuple(dims), to_numpy(dtype)))
@@ -46,15 +47,15 @@ def _reserved(dims: Sequence[int] | None, count: int | None, dtype: str) -> Sequ
 
 
 def _stated(node: Node, index: int) -> list[int] | None:
-    """The shape of elements that an input states; None where it does not state it in full."""
-    found = node.value(index).array
-    dims = None if found is None or found.ndim == 0 else [int(d) for d in found]
+    """Return the element shape that an input declares; None unless it is complete."""
+    dims_array = node.value(index).array
+    dims = None if dims_array is None or dims_array.ndim == 0 else [int(d) for d in dims_array]
     return None if dims is None or -1 in dims else dims
 
 
 def _count(node: Node, index: int) -> int | None:
-    found = node.value(index).array
-    return None if found is None else int(found.item())
+    count_array = node.value(index).array
+    return None if count_array is None else int(count_array.item())
 
 
 def _reserve(node: Node) -> Value:
@@ -68,28 +69,29 @@ def _empty(node: Node) -> Value:
 
 def _array(node: Node) -> list[Value]:
     """(handle, flow): the same list."""
-    made = _reserved(node.shape_of("element_shape"), _count(node, 0), node.dtype_of("dtype"))
-    return [made, made]
+    reserved = _reserved(node.shape_of("element_shape"), _count(node, 0), node.dtype_of("dtype"))
+    return [reserved, reserved]
 
 
-def _written(node: Node, given: SequenceValue, position: Value, new: Value) -> Value:
-    """With another element; behind the last one, with one more."""
-    if given.items is not None and position.array is not None:
-        at, items = int(position.array.item()), list(given.items)
+def _written(node: Node, elements: SequenceValue, position: Value, new: Value) -> Value:
+    """Return the list with element `position` replaced, or appended if it is one past the last."""
+    if elements.items is not None and position.array is not None:
+        at, items = int(position.array.item()), list(elements.items)
         if not 0 <= at <= len(items):
             node.unsupported(f"element {at} is written to a list of {len(items)}")
         items[at : at + 1] = [new]
-        return SequenceValue(items, dtype=given.dtype)
-    first = given.items == ()
-    both = SequenceValue([new], element=None if first else given.joined()).joined()
+        return SequenceValue(items, dtype=elements.dtype)
+    first = elements.items == ()
+    both = SequenceValue([new], element=None if first else elements.joined()).joined()
     scope = node.scope
-    whole, element = scope.sequence(given, both), scope.relaxed(scope.expr(new), both)
+    existing, element = scope.sequence(elements, both), scope.relaxed(scope.expr(new), both)
     at_ = op.cast(as_scalar(scope, position), "int64")
-    changed = sequence.insert(sequence.erase(whole, at_), element, at_)
-    is_new = op.equal(at_, sequence.length(whole))
-    made = If(scope.spanned(is_new), scope.spanned(sequence.append(whole, element)),
+    # Sequences have no assignment: replacing is an erase and an insert.
+    changed = sequence.insert(sequence.erase(existing, at_), element, at_)
+    is_new = op.equal(at_, sequence.length(existing))
+    updated = If(scope.spanned(is_new), scope.spanned(sequence.append(existing, element)),
               scope.spanned(changed), span=scope.span)  # fmt: skip
-    return scope.bound(made)
+    return scope.bound(updated)
 
 
 def _set_item(node: Node) -> Value:
@@ -101,17 +103,18 @@ def _array_write(node: Node) -> Value:
     return _written(node, _list(node, 3), node.value(1), node.value(2))
 
 
-def _read(node: Node, given: SequenceValue, position: Value) -> Value:
-    if given.items is not None and position.array is not None:
+def _read(node: Node, elements: SequenceValue, position: Value) -> Value:
+    if elements.items is not None and position.array is not None:
         at = int(position.array.item())
-        if not 0 <= at < len(given.items):
-            node.unsupported(f"element {at} is read of a list of {len(given.items)}")
-        return given.items[at]
-    if given.items == ():
+        if not 0 <= at < len(elements.items):
+            node.unsupported(f"element {at} is read of a list of {len(elements.items)}")
+        return elements.items[at]
+    # An empty list has no element type that the result could have.
+    if elements.items == ():
         node.unsupported("an element is read before one is written")
     at_ = op.cast(as_scalar(node.scope, position), "int64")
-    made = sequence.at(node.scope.expr(given), at_)
-    return node.scope.bound(node.scope.spanned(made))
+    element = sequence.at(node.scope.expr(elements), at_)
+    return node.scope.bound(node.scope.spanned(element))
 
 
 def _get_item(node: Node) -> Value:
@@ -124,42 +127,42 @@ def _array_read(node: Node) -> Value:
 
 
 def _push_back(node: Node) -> Value:
-    given, new = _list(node), node.value(1)
-    if given.items is not None and given.items:
-        return SequenceValue([*given.items, new], dtype=given.dtype)
-    first = given.items == ()
-    both = SequenceValue([new], element=None if first else given.joined()).joined()
-    whole = node.scope.sequence(given, both)
-    return node.scope.bound(sequence.append(whole, node.scope.relaxed(node.expr(1), both)))
+    elements, new = _list(node), node.value(1)
+    if elements.items is not None and elements.items:
+        return SequenceValue([*elements.items, new], dtype=elements.dtype)
+    first = elements.items == ()
+    both = SequenceValue([new], element=None if first else elements.joined()).joined()
+    existing = node.scope.sequence(elements, both)
+    return node.scope.bound(sequence.append(existing, node.scope.relaxed(node.expr(1), both)))
 
 
 def _pop_back(node: Node) -> list[Value]:
-    """(the list without its last element, that element)"""
-    given = _list(node)
-    if given.items is not None:
-        if not given.items:
+    """Return (the list without its last element, that element)."""
+    elements = _list(node)
+    if elements.items is not None:
+        if not elements.items:
             node.unsupported("the list is empty")
-        return [SequenceValue(given.items[:-1], dtype=given.dtype), given.items[-1]]
-    whole, last = node.scope.expr(given), const(np.int64(-1))
-    rest = node.scope.bound(sequence.erase(whole, last))
-    return [rest, node.scope.bound(node.scope.spanned(sequence.at(whole, last)))]
+        return [SequenceValue(elements.items[:-1], dtype=elements.dtype), elements.items[-1]]
+    existing, last = node.scope.expr(elements), const(np.int64(-1))
+    remaining = node.scope.bound(sequence.erase(existing, last))
+    return [remaining, node.scope.bound(node.scope.spanned(sequence.at(existing, last)))]
 
 
-def _length(node: Node, given: SequenceValue) -> Value:
-    if given.items is not None:
-        return constant(np.asarray(len(given.items), np.int32))
-    found = sequence.length(node.scope.expr(given))
-    return node.scope.bound(node.scope.spanned(op.cast(found, "int32")))
+def _length(node: Node, elements: SequenceValue) -> Value:
+    if elements.items is not None:
+        return constant(np.asarray(len(elements.items), np.int32))
+    length = sequence.length(node.scope.expr(elements))
+    return node.scope.bound(node.scope.spanned(op.cast(length, "int32")))
 
 
-def _stack(node: Node, given: SequenceValue, length: PrimExpr | None) -> Value:
-    """All elements along a new first axis."""
-    if given.items:
-        parts = [node.scope.expr(v) for v in given.items]
-        return node.scope.bound(node.scope.spanned(op.stack(parts, axis=0)))
-    element = given.joined()
-    whole = node.scope.sequence(given, element)
-    return stacked(node.scope, Parts(whole, element), "stacked", length)
+def _stack(node: Node, elements: SequenceValue, length: PrimExpr | None) -> Value:
+    """Return all elements stacked along a new first axis."""
+    if elements.items:
+        tensors = [node.scope.expr(v) for v in elements.items]
+        return node.scope.bound(node.scope.spanned(op.stack(tensors, axis=0)))
+    element = elements.joined()
+    existing = node.scope.sequence(elements, element)
+    return stacked(node.scope, Parts(existing, element), "stacked", length)
 
 
 def _list_stack(node: Node) -> Value:
@@ -169,8 +172,8 @@ def _list_stack(node: Node) -> Value:
 
 def _array_gather(node: Node) -> Value:
     """(handle, indices, flow)"""
-    given, indices = _list(node, 2), node.value(1)
-    every = _stack(node, given, _extent(indices))
+    elements, indices = _list(node, 2), node.value(1)
+    every = _stack(node, elements, _extent(indices))
     if _is_count(indices):
         return every
     expr = op.take(node.scope.expr(every), node.expr(1), axis=0)
@@ -178,12 +181,12 @@ def _array_gather(node: Node) -> Value:
 
 
 def _extent(indices: Value) -> PrimExpr | None:
-    """How many there are, if the indices are those of all."""
+    """Return the number of elements if the constant indices are 0, 1, 2, ..., else None."""
     return as_dim(indices.array.size) if _is_count(indices) and indices.array is not None else None
 
 
 def _is_count(indices: Value) -> bool:
-    """Whether indices are 0, 1, 2, ...: known, or made by arange."""
+    """Return whether indices are 0, 1, 2, ...: constants, or the result of arange."""
     if indices.array is not None:
         return bool(np.array_equal(indices.array, np.arange(indices.array.size)))
     called = getattr(getattr(indices.expr, "op", None), "name", "")
@@ -191,15 +194,15 @@ def _is_count(indices: Value) -> bool:
 
 
 def _parts(node: Node, index: int) -> Value:
-    """The rows of a tensor as a list."""
+    """Return the rows of a tensor as a list."""
     extent, kind = number(node.shape(index)[0]), node.type(index)
     if extent is not None and extent <= MOST:
         rows = [op.take(node.expr(index), const(np.int32(i)), axis=0) for i in range(extent)]
         return SequenceValue([node.value_of(node.scope.spanned(r)) for r in rows], dtype=kind.dtype)
     count = op.take(op.shape_of(node.expr(index), dtype="int64"), const(np.int32(0)), axis=0)
     sizes = op.full(const(np.int64(1)), op.reshape(count, (1,)), "int64")
-    made = sequence.split(node.expr(index), sizes, 0, False, as_dim(1))
-    return node.scope.bound(node.scope.spanned(made))
+    split_rows = sequence.split(node.expr(index), sizes, 0, False, as_dim(1))
+    return node.scope.bound(node.scope.spanned(split_rows))
 
 
 def _from_tensor(node: Node) -> Value:
@@ -214,33 +217,38 @@ def _array_scatter(node: Node) -> Value:
 
 
 def _array_split(node: Node) -> Value:
-    """(handle, value, lengths, flow): parts of these lengths along the first axis."""
+    """Convert TensorArraySplitV3 (handle, value, lengths, flow): pieces of these lengths along axis
+    0.
+    """
     sizes = node.axes(2, "lengths")
-    places = [int(p) for p in np.cumsum(sizes)[:-1]]
-    parts = op.split(node.expr(1), places, axis=0) if places else [node.expr(1)]
-    rows = [node.value_of(node.scope.spanned(parts[i])) for i in range(len(sizes))]
+    boundaries = [int(p) for p in np.cumsum(sizes)[:-1]]
+    pieces = op.split(node.expr(1), boundaries, axis=0) if boundaries else [node.expr(1)]
+    rows = [node.value_of(node.scope.spanned(pieces[i])) for i in range(len(sizes))]
     return SequenceValue(rows, dtype=node.dtype(1))
 
 
 def _resize(node: Node) -> Value:
-    """To its own length, or an empty one to any: it is then written from the front on."""
-    given, count = _list(node), _count(node, 1)
-    if given.items == () or (given.items is not None and count == len(given.items)):
-        return given
+    """Convert TensorListResize to the list's own length, or of an empty list, which is filled from
+    the front.
+    """
+    elements, count = _list(node), _count(node, 1)
+    if elements.items == () or (elements.items is not None and count == len(elements.items)):
+        return elements
     node.unsupported("a list that has elements is not resized")
 
 
 def _joined(node: Node, index: int, lengths: bool = True) -> list[Value]:
-    """(the elements one after the other along the first axis, their extents)"""
-    given = _list(node, index)
-    if given.items:
-        exprs: list[Expr] = [node.scope.expr(v) for v in given.items]
-        made = node.scope.bound(node.scope.spanned(op.concatenate(exprs, axis=0)))
-        extents = [number(v.type.shape[0]) for v in given.items]
+    """Return (the elements concatenated along the first axis, their extents if known)."""
+    elements = _list(node, index)
+    if elements.items:
+        exprs: list[Expr] = [node.scope.expr(v) for v in elements.items]
+        concatenated = node.scope.bound(node.scope.spanned(op.concatenate(exprs, axis=0)))
+        extents = [number(v.type.shape[0]) for v in elements.items]
+        # The extents are unknown: the second output stays missing.
         if None in extents:
-            return [made]
-        return [made, constant(np.array(extents, np.int64))]
-    return [node.scope.bound(sequence.concat(node.scope.expr(given), 0))]
+            return [concatenated]
+        return [concatenated, constant(np.array(extents, np.int64))]
+    return [node.scope.bound(sequence.concat(node.scope.expr(elements), 0))]
 
 
 # fmt: off

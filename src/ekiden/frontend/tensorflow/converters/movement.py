@@ -1,4 +1,4 @@
-"""Operators that move, choose or repeat elements."""
+"""Operators that move, select or repeat elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ekiden.topi.shape import known as number
 
 
 def _scatter(mode: str) -> Row:
-    """Into a tensor: (data, indices, updates)."""
+    """Return the row of TensorScatter{mode}: (data, indices, updates)."""
     name = f"TensorScatter{mode.title()}"
 
     def convert(node: Node) -> Expr:
@@ -26,12 +26,13 @@ def _scatter(mode: str) -> Row:
 
 
 def _bin_count(node: Node) -> Expr:
-    """How often each number below `size` is in a row, or the sum of its weights there."""
+    """Return how often each number below `size` occurs in a row, or the sum of its weights."""
     (size,), dtype = node.axes(1, "size"), node.dtype(2)
     one, none = const(1, dtype), const(0, dtype)
     met = op.one_hot(node.expr(0), one, none, size, -1, dtype)
     if node.flag("binary_output"):
         return op.max(met, axis=[-2])
+    # Empty weights mean unweighted counts.
     if number(node.shape(2)[0]) != 0:
         met = op.multiply(met, op.expand_dims(node.expr(2), -1))
     return op.sum(met, axis=[-2])
@@ -42,50 +43,53 @@ def _invert_permutation(node: Node) -> Expr:
 
 
 def _roll(node: Node) -> Expr:
-    """Elements move along axes, those beyond the end to the front."""
-    made = node.expr(0)
+    """Roll elements along axes; those pushed beyond the end return at the front."""
+    rolled = node.expr(0)
     for shift, axis in zip(node.axes(1, "shift"), node.axes(2, "axis"), strict=True):
         at = node.axis(axis, node.rank(0))
         extent = number(node.shape(0)[at])
         if extent is None:
             node.unsupported(f"axis {axis} must be known")
+        # Avoid a modulo by 0 for an empty axis.
         if extent:
             moved = op.add(iota(extent), const(np.int64(-shift % extent)))
             order = op.floor_mod(moved, const(np.int64(extent)))
-            made = op.take(made, order, axis=at)
-    return made
+            rolled = op.take(rolled, order, axis=at)
+    return rolled
 
 
 def _band_part(node: Node) -> Expr:
-    """What is at most so far below and above the diagonal; -1 is everything."""
+    """Keep at most `num_lower` sub-diagonals and `num_upper` super-diagonals; -1 keeps all."""
     (below,), (above,) = node.axes(1, "num_lower"), node.axes(2, "num_upper")
     rows, columns = (number(d) for d in node.shape(0)[-2:])
     if rows is None or columns is None:
         node.unsupported("the last two axes must be known")
     apart = op.subtract(op.expand_dims(iota(rows), axis=1), iota(columns))
-    zero, made = const(0, node.dtype(0)), node.expr(0)
+    zero, banded = const(0, node.dtype(0)), node.expr(0)
     if below >= 0:
-        made = op.where(op.less_equal(apart, const(np.int64(below))), made, zero)
+        banded = op.where(op.less_equal(apart, const(np.int64(below))), banded, zero)
     if above >= 0:
-        made = op.where(op.greater_equal(apart, const(np.int64(-above))), made, zero)
-    return made
+        banded = op.where(op.greater_equal(apart, const(np.int64(-above))), banded, zero)
+    return banded
 
 
 def _lin_space(node: Node) -> Expr:
     (count,) = node.axes(2, "num")
     start, stop = node.expr(0), node.expr(1)
     last = max(count - 1, 1)
-    part = op.cast(op.divide(iota(count, "float64"), const(float(last), "float64")), node.dtype(0))
-    made = op.add(start, op.multiply(op.subtract(stop, start), part))
+    steps = op.cast(op.divide(iota(count, "float64"), const(float(last), "float64")), node.dtype(0))
+    values = op.add(start, op.multiply(op.subtract(stop, start), steps))
     # the last one is not rounded
-    return op.where(op.equal(iota(count), const(np.int64(last))), stop, made)
+    return op.where(op.equal(iota(count), const(np.int64(last))), stop, values)
 
 
 def _unique(node: Node) -> list[Expr]:
-    """With how often each is there in UniqueWithCounts."""
+    """Convert Unique and UniqueWithCounts: values, index of each element, and for the latter
+    counts.
+    """
     dtype = node.dtype_of("out_idx", "int32")
-    values, *others = uniques(node.expr(0), node.op == "UniqueWithCounts")
-    return [values, *(op.cast(e, dtype) for e in others)]
+    values, *index_outputs = uniques(node.expr(0), node.op == "UniqueWithCounts")
+    return [values, *(op.cast(e, dtype) for e in index_outputs)]
 
 
 def _space_to_batch(node: Node) -> Expr:

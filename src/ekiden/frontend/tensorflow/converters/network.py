@@ -1,4 +1,4 @@
-"""Convolutions, pools, products and normalisation."""
+"""Convolution, pooling, matrix products and normalisation."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ _WEIGHTS = {2: "HWIO", 3: "DHWIO"}
 
 
 def _layout(node: Node) -> str:
-    found = node.text("data_format", "NDHWC" if "3D" in node.op else "NHWC")
-    if found not in _SPATIAL:
-        node.unsupported(f"the data format {found!r} is not supported")
-    return found
+    layout = node.text("data_format", "NDHWC" if "3D" in node.op else "NHWC")
+    if layout not in _SPATIAL:
+        node.unsupported(f"the data format {layout!r} is not supported")
+    return layout
 
 
 def _along(node: Node, name: str, layout: str) -> tuple[int, ...]:
-    """Return what an attribute says of the axes of the image; 1 where it is not given. Raises
-    Unsupported where it says something of the others: maxima over channels.
+    """Return an attribute's values for the spatial axes; 1 where it is not given.
+
+    Raises:
+        Unsupported: The values for the batch or the channels differ from 1.
     """
     numbers = node.ints(name)
-    others = [n for axis, n in enumerate(numbers) if axis not in _SPATIAL[layout]]
-    if any(each != 1 for each in others):
+    other_values = [n for axis, n in enumerate(numbers) if axis not in _SPATIAL[layout]]
+    if any(value != 1 for value in other_values):
         node.unsupported(f"'{name}' {list(numbers)} must be 1 for the batch and the channels")
     return tuple(numbers[a] for a in _SPATIAL[layout]) if numbers else (1,) * (len(layout) - 2)
 
@@ -44,6 +46,8 @@ def _window(node: Node, layout: str, kernel: Sequence[int], gaps: str = "dilatio
     """Return the window over the first input; `gaps` is the attribute of its dilations."""
     strides, dilations = _along(node, "strides", layout), _along(node, gaps, layout)
     kind, none = node.text("padding"), (0,) * len(kernel)
+    # SAME padding depends on the data extents: ceil(extent / stride) outputs, the odd element at
+    # the end.
     if kind == "SAME":
         extents = tuple(node.shape(0)[a] for a in _SPATIAL[layout])
         return same_window(extents, kernel, strides, dilations)
@@ -55,7 +59,9 @@ def _window(node: Node, layout: str, kernel: Sequence[int], gaps: str = "dilatio
 
 
 def _conv(node: Node) -> Expr:
-    """Weights are (..., in, out), where fewer in than the data has make groups."""
+    """Convert a convolution; weights (..., in, out) with fewer `in` than data channels
+    make groups.
+    """
     layout = _layout(node)
     *kernel, depth, out = shared.weight_extents(node, 1, len(layout))
     channels = known(node.shape(0)[layout.index("C")])
@@ -68,9 +74,10 @@ def _conv(node: Node) -> Expr:
 
 
 def _depthwise(node: Node) -> Expr:
-    """Weights are (height, width, in, multiplier): of each channel of the data so many."""
+    """Convert a depthwise convolution; weights (height, width, in, multiplier)."""
     layout = _layout(node)
     *kernel, depth, times = shared.weight_extents(node, 1, 4)
+    # A grouped convolution with one input channel per group: (height, width, 1, in * multiplier).
     weight = op.reshape(node.expr(1), (*kernel, 1, depth * times))
     return shared.convolution(
         node, node.expr(0), weight, _window(node, layout, kernel), groups=depth,
@@ -79,7 +86,7 @@ def _depthwise(node: Node) -> Expr:
 
 
 def _transposed(node: Node) -> Expr:
-    """(shape of the result, weights (.., out, in), data)"""
+    """Convert a transposed convolution: (result shape, weights (.., out, in), data)."""
     layout = _layout(node)
     shape = shared.weight_extents(node, 1, len(layout))
     is_same, data = node.text("padding") == "SAME", node.with_inputs([node.value(2)])
@@ -93,7 +100,7 @@ def _transposed(node: Node) -> Expr:
 
 def _pool(pool: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
-        """The pooling in the layout that the operator names, 2D or 3D."""
+        """Pool in the operator's layout, 2D or 3D."""
         layout = _layout(node)
         window = _window(node, layout, _along(node, "ksize", layout))
         return pool(node, node.expr(0), window, layout)
@@ -124,15 +131,17 @@ def _einsum(node: Node) -> Expr:
 
 
 def _batch_norm(node: Node) -> list[Expr]:
-    """With the statistics that are given; those of a batch are training's."""
+    """Convert FusedBatchNorm with given statistics; batch statistics are for training and
+    unsupported.
+    """
     if node.has("is_training") and node.flag("is_training"):
         node.unsupported("it computes the statistics of a batch, as training does")
     axis = 1 if node.text("data_format", "NHWC").startswith("NC") else node.rank(0) - 1
     scale, shift, mean, variance = (node.expr(i) for i in range(1, 5))
-    made = op.nn.batch_norm(
+    normalised = op.nn.batch_norm(
         node.expr(0), scale, shift, mean, variance, axis=axis, epsilon=node.real("epsilon", 1e-4)
     )
-    return [made[0], mean, variance]
+    return [normalised[0], mean, variance]
 
 
 def _global_norm(node: Node) -> Expr:
@@ -144,11 +153,12 @@ def _global_norm(node: Node) -> Expr:
 
 
 def _dilation(node: Node) -> Expr:
-    """The largest of windows of NHWC data plus weights (height, width, in)."""
+    """Return the maxima over windows of NHWC data plus weights (height, width, in)."""
     height, width, _ = shared.weight_extents(node, 1, 3)
     window = _window(node, "NHWC", (height, width), "rates")
     data = node.expr(0)
     if window.padding is None:
+        # -inf is the neutral element of the maximum.
         data, window = padded(node, data, window, -np.inf, 1), window.unpadded()
     assert window.padding is not None, "data have symbolic padding beforehand"
     return op.image.dilation2d(
@@ -157,18 +167,20 @@ def _dilation(node: Node) -> Expr:
 
 
 def _lstm_cell(node: Node) -> list[Expr]:
-    """(data, cell, output, weights of both, peepholes of i, f, o, bias), gates in the order i, g,
-    f, o: i, cell, f, o, g, what the cell shows, output.
+    """Convert LSTMBlockCell to (i, cell, f, o, g, cell output, output).
+
+    Inputs: (data, cell, output, weights of both, peepholes of i, f, o, bias); gates in the order i,
+    g, f, o.
     """
-    x, before, output, weight, *holes, bias = node.exprs()
+    x, cell_before, output, weight, *holes, bias = node.exprs()
     sides = op.concatenate([x, output], axis=1)
-    parts = op.split(op.add(op.nn.matmul(sides, weight), bias), 4, axis=1)
-    take, new, keep, show = (parts[i] for i in range(4))
+    gate_inputs = op.split(op.add(op.nn.matmul(sides, weight), bias), 4, axis=1)
+    take, new, keep, show = (gate_inputs[i] for i in range(4))
     keep = op.add(keep, const(node.real("forget_bias", 1.0), node.dtype(0)))
     eyes = holes if node.flag("use_peephole") else (None, None, None)
     gates = [gate(take, eyes[0]), gate(keep, eyes[1]), gate(new), gate(show, eyes[2])]
-    made = lstm(gates, before, bound=node.real("cell_clip", 3.0))
-    return [made.take, made.cell, made.keep, made.show, made.new, made.shown, made.hidden]
+    state = lstm(gates, cell_before, bound=node.real("cell_clip", 3.0))
+    return [state.take, state.cell, state.keep, state.show, state.new, state.shown, state.hidden]
 
 
 def _lrn(node: Node) -> Expr:

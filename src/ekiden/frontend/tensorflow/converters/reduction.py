@@ -1,4 +1,4 @@
-"""Reductions over axes."""
+"""Reductions over axes, softmax and losses."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ def _l2_loss(node: Node) -> Expr:
 
 
 def _cross_entropy(node: Node) -> list[Expr]:
-    """(logits, the chance of each class): the loss of each row, and its gradient."""
+    """Convert (logits, label distribution) to the loss of each row, and its gradient."""
     scores, labels = node.exprs()
     node.scope.same(node.shape(0), node.shape(1))
     loss = op.negative(op.sum(op.multiply(labels, op.nn.log_softmax(scores, axis=-1)), axis=[-1]))
+    # The gradient of softmax cross entropy is softmax(logits) - labels.
     return [loss, op.subtract(op.nn.softmax(scores, axis=-1), labels)]
 
 
 def _sparse_cross_entropy(node: Node) -> list[Expr]:
-    """(logits [rows, classes], the class of each row)"""
+    """Convert (logits [rows, classes], class of each row) to the loss of each row, and its
+    gradient.
+    """
     scores, dtype = node.expr(0), node.dtype(0)
     node.scope.same(node.shape(0)[:1], node.shape(1))
     classes = as_attr(node.shape(0)[1:])[0]
     one, none = const(1, dtype), const(0, dtype)
     labels = op.one_hot(node.expr(1), one, none, classes, -1, dtype)
-    right = op.expand_dims(node.expr(1), axis=1)
-    found = op.gather(op.nn.log_softmax(scores, axis=-1), 1, right)
-    loss = op.negative(op.squeeze(found, axis=[1]))
+    label_column = op.expand_dims(node.expr(1), axis=1)
+    label_log_probs = op.gather(op.nn.log_softmax(scores, axis=-1), 1, label_column)
+    loss = op.negative(op.squeeze(label_log_probs, axis=[1]))
     return [loss, op.subtract(op.nn.softmax(scores, axis=-1), labels)]
 
 

@@ -1,4 +1,4 @@
-"""Segments, and sparse tensors as coordinates and values."""
+"""Segment reductions, and sparse tensors as coordinates and values."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ekiden.topi.shape import Dim, known
 
 
 def _count(node: Node, index: int, ids: Expr) -> Dim:
-    """How many segments: as an input says, else one more than the largest number."""
+    """Return the number of segments: an input's value, else the largest id plus one."""
     return node.dims(index, "num_segments")[0] if len(node.inputs) > index else length_of(node, ids)
 
 
 def _sorted(kind: str) -> Converter:
     def convert(node: Node) -> Expr:
-        """(data, segments); one without rows has 1 for a product, else 0."""
+        """Reduce (data, segment ids); an empty segment is 1 for products, else 0."""
         ids, count = node.expr(1), _count(node, 2, node.expr(1))
-        made = combined_rows(node, kind, node.expr(0), ids, count)
+        reduced = combined_rows(node, kind, node.expr(0), ids, count)
         if neutral(kind, "int32") in (0, 1):  # which such a segment has already
-            return made
+            return reduced
         rows = counted_rows(node, ids, count, "int32", node.rank(0))
-        return op.where(op.equal(rows, const(0)), op.zeros_like(made), made)
+        return op.where(op.equal(rows, const(0)), op.zeros_like(reduced), reduced)
 
     return convert
 
@@ -38,7 +38,9 @@ def _mean(node: Node) -> Expr:
 
 
 def _averaged(node: Node, data: Expr, ids: Expr, at: int, roots: bool) -> Expr:
-    """Sums by the number of rows, or its root; 0 for none."""
+    """Return segment sums divided by the number of rows or its square root; 0 for empty
+    segments.
+    """
     kind = node.typed(data)
     count = _count(node, at, ids)
     rows = counted_rows(node, ids, count, kind.dtype, len(kind.shape))
@@ -49,7 +51,7 @@ def _averaged(node: Node, data: Expr, ids: Expr, at: int, roots: bool) -> Expr:
 
 def _sparse(how: str) -> list[Row]:
     def convert(node: Node) -> Expr:
-        """(data, rows, segments, how many): of these rows."""
+        """Reduce the selected rows: (data, row indices, segment ids, number of segments)."""
         data, ids = taken(node, node.expr(0), node.expr(1), 0, 0), node.expr(2)
         if how == "Sum":
             return combined_rows(node, "add", data, ids, _count(node, 3, ids))
@@ -62,45 +64,50 @@ def _sparse(how: str) -> list[Row]:
 
 
 def _add(node: Node) -> Expr:
-    """(coordinates, values, shape, a dense tensor)"""
-    places = op.transpose(node.expr(0), (1, 0))
-    return op.scatter_nd(node.expr(3), places, node.expr(1), "add")
+    """Add sparse to dense: (coordinates, values, shape, dense tensor)."""
+    coordinates = op.transpose(node.expr(0), (1, 0))
+    return op.scatter_nd(node.expr(3), coordinates, node.expr(1), "add")
 
 
 def _product(node: Node) -> Expr:
-    """(coordinates, values, shape, a dense matrix): each value times a row, summed by rows."""
+    """Multiply sparse by dense (coordinates, values, shape, dense matrix): scaled rows, summed by
+    row.
+    """
     shape, flipped = node.dims(2, "shape"), node.flag("adjoint_a")
     row, column = (op.take(node.expr(0), const(np.int32(i)), axis=1) for i in (0, 1))
     row, column = (column, row) if flipped else (row, column)
     dense = op.transpose(node.expr(3), (1, 0)) if node.flag("adjoint_b") else node.expr(3)
-    parts = op.multiply(op.expand_dims(node.expr(1), 1), taken(node, dense, column, 0, 0))
-    return combined_rows(node, "add", parts, row, shape[1 if flipped else 0])
+    scaled_rows = op.multiply(op.expand_dims(node.expr(1), 1), taken(node, dense, column, 0, 0))
+    return combined_rows(node, "add", scaled_rows, row, shape[1 if flipped else 0])
 
 
 def _fill_rows(node: Node) -> Result:
-    """(coordinates, values, which rows were empty); where elements went is not known."""
-    found = op.sparse_fill_empty_rows(*node.exprs())
-    return [found[0], found[1], found[2], None]
+    """Convert SparseFillEmptyRows: (coordinates, values, which rows were empty); the reverse index
+    map is missing.
+    """
+    filled = op.sparse_fill_empty_rows(*node.exprs())
+    return [filled[0], filled[1], filled[2], None]
 
 
 def _reshape(node: Node) -> list[Expr]:
-    found = op.sparse_reshape(*node.exprs())
-    return [found[0], found[1]]
+    reshaped = op.sparse_reshape(*node.exprs())
+    return [reshaped[0], reshaped[1]]
 
 
 # Counts and places.
 
 
 def _bin_count(node: Node) -> Expr:
-    """(numbers, how many bins, weights): how often each is there, or the sum of its weights;
-    numbers beyond the bins count nowhere."""
+    """Count (numbers, number of bins, weights), or sum the weights; numbers beyond the bins are
+    ignored.
+    """
     (size,), dtype = node.dims(1, "size"), node.dtype(2)
     flat = op.reshape(node.expr(0), (-1,))
     nowhere = op.full_like(flat, const(-1, node.dtype(0)))
-    kept = op.where(op.less(flat, op.reshape(node.expr(1), ())), flat, nowhere)
+    bin_index = op.where(op.less(flat, op.reshape(node.expr(1), ())), flat, nowhere)
     has_none = known(node.shape(2)[0]) == 0 if node.rank(2) else False
     weights = op.ones_like(op.cast(flat, dtype)) if has_none else op.reshape(node.expr(2), (-1,))
-    return combined_rows(node, "add", weights, kept, size)
+    return combined_rows(node, "add", weights, bin_index, size)
 
 
 def _unravel(node: Node) -> Expr:

@@ -1,4 +1,4 @@
-"""Constants, and operators that give shapes or follow them."""
+"""Constants, and operators that compute shapes or depend on them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _const(node: Node) -> Value:
 
 def _shape(node: Node) -> Result:
     dtype = node.dtype_of("out_type", "int32")
-    found = rules.shape_of(node.shape(0), dtype)
-    return op.shape_of(node.expr(0), dtype=dtype) if found is None else found
+    constant_shape = rules.shape_of(node.shape(0), dtype)
+    return op.shape_of(node.expr(0), dtype=dtype) if constant_shape is None else constant_shape
 
 
 def _shapes(node: Node) -> list[Value | None]:
@@ -49,7 +49,7 @@ def _strided_slice(node: Node) -> Result:
 
 
 def _element(node: Node) -> Expr:
-    """x[i], of an index that is data; other axes whole."""
+    """Return x[i] for a data-dependent index; other axes stay whole."""
     count = node.shape(1)[0]
     has_others = node.number("new_axis_mask") or node.number("ellipsis_mask")
     if not prim.is_const(count, 1) or has_others:
@@ -74,8 +74,8 @@ def _concat_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 def _concat(node: Node) -> Result:
     (axis,) = node.axes(len(node.inputs) - 1, "axis")
-    parts = [node.expr(i) for i in range(len(node.inputs) - 1)]
-    return op.concatenate(parts, axis=node.axis(axis, node.rank(0)))
+    operands = [node.expr(i) for i in range(len(node.inputs) - 1)]
+    return op.concatenate(operands, axis=node.axis(axis, node.rank(0)))
 
 
 def _concat_v1(node: Node) -> Result:
@@ -92,7 +92,7 @@ def _gather(node: Node) -> Expr:
 
 
 def _axes_to_squeeze(node: Node) -> list[int]:
-    """Return the axes that go, from the front; none where all of extent 1 do."""
+    """Return the axes to remove, counted from the front; none if all of extent 1 go."""
     return [node.axis(a, node.rank(0)) for a in node.ints("squeeze_dims") or node.ints("axis")]
 
 

@@ -1,1 +1,1 @@
-"""The operators of TensorFlow Lite by family; each module has its ROWS."""
+"""Converters of TensorFlow Lite's operators by family; each module has its ROWS."""

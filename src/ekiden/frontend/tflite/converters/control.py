@@ -1,4 +1,4 @@
-"""Choices, loops, calls, and variables that are kept between runs."""
+"""Control flow, calls, and variables that persist between runs."""
 
 from __future__ import annotations
 
@@ -15,74 +15,82 @@ OWN = Quantized.OWN
 _ANY = ("resource",)
 
 
-def _run(node: Node, index: int, inputs: Sequence[Value], kept: Sequence[str]) -> list[Value]:
-    """What a graph gives, and behind it these variables; they are as before for what follows."""
-    now = node.graph.shared.variables.now
-    before = dict(now)
-    found = node.graph.inside(index).run(inputs)
-    after = [now[name] for name in kept]
-    now.clear()
-    now.update(before)
-    return [*found, *after]
+def _run(
+    node: Node, index: int, inputs: Sequence[Value], variable_names: Sequence[str]
+) -> list[Value]:
+    """Import a subgraph; return its outputs and, behind them, these variables, whose current values
+    are restored.
+    """
+    current = node.graph.shared.variables.now
+    before = dict(current)
+    outputs = node.graph.inside(index).run(inputs)
+    after = [current[name] for name in variable_names]
+    current.clear()
+    current.update(before)
+    return [*outputs, *after]
 
 
-def _keep(node: Node, kept: Sequence[str], found: Sequence[Value]) -> list[Value]:
-    """The outputs, of these and of variables behind them, which have their values from here on."""
-    count = len(found) - len(kept)
-    node.graph.shared.variables.now.update(zip(kept, found[count:], strict=True))
-    return list(found[:count])
+def _keep(node: Node, variable_names: Sequence[str], values: Sequence[Value]) -> list[Value]:
+    """Return the outputs without the variables behind them, which are assigned."""
+    count = len(values) - len(variable_names)
+    node.graph.shared.variables.now.update(zip(variable_names, values[count:], strict=True))
+    return list(values[:count])
 
 
 def _if(node: Node) -> list[Value]:
-    inputs, kept = [node.value(i) for i in range(1, len(node.inputs))], _changed(node)
+    inputs, variable_names = [node.value(i) for i in range(1, len(node.inputs))], _changed(node)
     indices = node.option("ThenSubgraphIndex"), node.option("ElseSubgraphIndex")
-    runs = [partial(_run, node, i, inputs, kept) for i in indices]
-    return _keep(node, kept, choose(node, node.value(0), runs, ("then", "else")))
+    runs = [partial(_run, node, i, inputs, variable_names) for i in indices]
+    return _keep(node, variable_names, choose(node, node.value(0), runs, ("then", "else")))
 
 
 def _while(node: Node) -> list[Value]:
-    """Variables are carried like other values; which variable an input is cannot change."""
+    """Convert WHILE: variables are carried like other values; which variable an input is cannot
+    change.
+    """
     test, body = node.option("CondSubgraphIndex"), node.option("BodySubgraphIndex")
-    given, kept = [node.value(i) for i in range(len(node.inputs))], _changed(node)
-    now = node.graph.shared.variables.now
-    places = [i for i, v in enumerate(given) if not isinstance(v, Resource)]
-    start = [*(given[i] for i in places), *(now[name] for name in kept)]
+    operands, variable_names = [node.value(i) for i in range(len(node.inputs))], _changed(node)
+    current = node.graph.shared.variables.now
+    carried_indices = [i for i, v in enumerate(operands) if not isinstance(v, Resource)]
+    start = [*(operands[i] for i in carried_indices), *(current[name] for name in variable_names)]
 
     def inputs(values: Sequence[Value]) -> list[Value]:
-        """A subgraph's inputs: carried values in their places, the given ones in the others;
-        variables that are kept become the names' new values.
+        """Return a subgraph's inputs: carried values at their indices, the loop's operands at the
+        others; variables are assigned.
         """
-        now.update(zip(kept, values[len(places) :], strict=True))
-        carried = dict(zip(places, values, strict=False))
-        return [carried.get(i, v) for i, v in enumerate(given)]
+        current.update(zip(variable_names, values[len(carried_indices) :], strict=True))
+        carried = dict(zip(carried_indices, values, strict=False))
+        return [carried.get(i, v) for i, v in enumerate(operands)]
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """One turn: carried values and variables, and whether there is another."""
-        found = _run(node, body, inputs(values), kept)
-        after = [*(found[i] for i in places), *found[len(given) :]]
+        """Import one iteration: carried values and variables, and the loop condition."""
+        body_outputs = _run(node, body, inputs(values), variable_names)
+        after = [*(body_outputs[i] for i in carried_indices), *body_outputs[len(operands) :]]
         (again,) = _run(node, test, inputs(after), ())
         return Iteration(again, after)
 
-    before = dict(now)
-    (go,) = _run(node, test, given, ())
+    before = dict(current)
+    (go,) = _run(node, test, operands, ())
     if go.array is not None and not go.array.item():
-        return given
+        return operands
     inner = node.graph.inside(body).names
-    names = [*(inner[i] for i in places), *kept]
+    names = [*(inner[i] for i in carried_indices), *variable_names]
     last, _, _ = built(Loop(node, names, start, None, go, step))
-    now.update(before)
-    found = dict(zip(places, last, strict=False))
-    tail = last[len(places) :]
-    return _keep(node, kept, [*(found.get(i, v) for i, v in enumerate(given)), *tail])
+    current.update(before)
+    last_values = dict(zip(carried_indices, last, strict=False))
+    tail = last[len(carried_indices) :]
+    return _keep(
+        node, variable_names, [*(last_values.get(i, v) for i, v in enumerate(operands)), *tail]
+    )
 
 
 def _changed(node: Node) -> list[str]:
-    """The variables that have values here, which a graph may change."""
+    """Return the names of the variables that have values here, which a graph may change."""
     return list(node.graph.shared.variables.now)
 
 
 def _call_once(node: Node) -> list[Value]:
-    """What a graph assigns is what variables begin with."""
+    """Convert CALL_ONCE: what its subgraph assigns are the variables' initial values."""
     shared = node.graph.shared
     if shared.is_nested:
         node.unsupported("it stands inside another graph")
@@ -100,10 +108,10 @@ def _handle(node: Node) -> Value:
 
 
 def _resource(node: Node) -> str:
-    found = node.value(0)
-    if not isinstance(found, Resource):
+    operand = node.value(0)
+    if not isinstance(operand, Resource):
         node.unsupported(f"{node.ins[0]} is no variable")
-    return found.name
+    return operand.name
 
 
 def _read(node: Node) -> Value:

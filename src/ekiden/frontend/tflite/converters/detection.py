@@ -1,4 +1,4 @@
-"""TFLite_Detection_PostProcess: what a detector gives as boxes, classes and scores."""
+"""TFLite_Detection_PostProcess: decoding of a detector's boxes, and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ekiden.topi.shape import known
 
 def _options(node: Node) -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = flexbuffers.Loads(node.operation.custom)
+        options: Mapping[str, Any] = flexbuffers.Loads(node.operation.custom)
     except Exception as error:  # flexbuffers raises whatever the bytes lead it to
         node.unsupported(f"its options cannot be read: {error}")
-    return found
+    return options
 
 
 def _columns(data: Expr, axis: int) -> list[Expr]:
@@ -27,7 +27,7 @@ def _columns(data: Expr, axis: int) -> list[Expr]:
 
 
 def _boxes(node: Node, options: Mapping[str, Any]) -> Expr:
-    """(top, left, bottom, right) of [boxes, 4]: offsets from anchors in units of these."""
+    """Decode box offsets from anchors, in units of these: [boxes, (top, left, bottom, right)]."""
     y, x, height, width = _columns(op.reshape(node.expr(0), (-1, 4)), 1)
     at_y, at_x, tall, wide = _columns(op.reshape(node.expr(2), (-1, 4)), 1)
     sides = []
@@ -40,8 +40,8 @@ def _boxes(node: Node, options: Mapping[str, Any]) -> Expr:
         half = op.multiply(op.exp(op.divide(size, _float(options[length]))), extent)
         half = op.multiply(half, _float(0.5))
         sides.append((op.subtract(centre, half), op.add(centre, half)))
-    (top, bottom), (left, right) = sides
-    return op.stack([top, left, bottom, right], axis=1)
+    (top, bottom), (left_edge, right) = sides
+    return op.stack([top, left_edge, bottom, right], axis=1)
 
 
 def _float(value: float) -> Expr:
@@ -49,38 +49,42 @@ def _float(value: float) -> Expr:
 
 
 def _detection(node: Node) -> list[Expr]:
-    """(boxes [1, n, 4], classes [1, n], scores [1, n], count [1]), the rest of each 0."""
+    """Convert the operator: return boxes [1, n, 4], classes [1, n], scores [1, n] and count [1],
+    zero-padded.
+    """
     options = _options(node)
-    count, most = known(node.shape(0)[1]), int(options["max_detections"])
+    count, max_detections = known(node.shape(0)[1]), int(options["max_detections"])
     classes, width = int(options["num_classes"]), known(node.shape(1)[2])
     if count is None or width is None:
         node.unsupported(f"{node.ins[0]} and {node.ins[1]} must have known extents")
     by_class = bool(options.get("use_regular_nms", False))
     if not by_class and int(options["max_classes_per_detection"]) != 1:
         node.unsupported("several classes for a detection are not supported")
-    if by_class and int(options.get("detections_per_class", 100)) < most:
+    if by_class and int(options.get("detections_per_class", 100)) < max_detections:
         node.unsupported("'detections_per_class' below 'max_detections' is not supported")
     boxes = _boxes(node, options)
     scores = op.reshape(node.expr(1), (count, width))
     scores = op.strided_slice(scores, (0, width - classes), (count, width))
     rows = (_each_class if by_class else _best_class)(boxes, scores, count, classes)
     # a score at the threshold stays, where Relay's must be above it
-    least = float(np.nextafter(np.float32(options["nms_score_threshold"]), np.float32(-np.inf)))
-    valid = op.vision.get_valid_counts(op.expand_dims(rows, axis=0), least, 0, 1)
-    kept = op.vision.non_max_suppression(
-        TupleGetItem(valid, 1), TupleGetItem(valid, 0), TupleGetItem(valid, 2), most,
+    score_threshold = float(
+        np.nextafter(np.float32(options["nms_score_threshold"]), np.float32(-np.inf))
+    )
+    valid = op.vision.get_valid_counts(op.expand_dims(rows, axis=0), score_threshold, 0, 1)
+    selected = op.vision.non_max_suppression(
+        TupleGetItem(valid, 1), TupleGetItem(valid, 0), TupleGetItem(valid, 2), max_detections,
         float(options["nms_iou_threshold"]), not by_class, -1, 2, 1, 0, False, True,
     )  # fmt: skip
     total = count * classes if by_class else count
-    kept = op.strided_slice(kept, (0, 0, 0), (1, min(most, total), 6))
-    if total < most:
-        kept = op.nn.pad(kept, ((0, 0), (0, most - total), (0, 0)), -1.0)
-    score = op.take(kept, const(np.int32(1)), axis=2)
-    is_there = op.greater_equal(op.take(kept, const(np.int32(0)), axis=2), _float(0))
-    held = op.where(op.expand_dims(is_there, axis=2), kept, op.zeros_like(kept))
+    selected = op.strided_slice(selected, (0, 0, 0), (1, min(max_detections, total), 6))
+    if total < max_detections:
+        selected = op.nn.pad(selected, ((0, 0), (0, max_detections - total), (0, 0)), -1.0)
+    score = op.take(selected, const(np.int32(1)), axis=2)
+    is_there = op.greater_equal(op.take(selected, const(np.int32(0)), axis=2), _float(0))
+    held = op.where(op.expand_dims(is_there, axis=2), selected, op.zeros_like(selected))
     number = op.sum(op.cast(is_there, "float32"), axis=1)
     return [
-        op.strided_slice(held, (0, 0, 2), (1, most, 6)),
+        op.strided_slice(held, (0, 0, 2), (1, max_detections, 6)),
         op.take(held, const(np.int32(0)), axis=2),
         op.where(is_there, score, op.zeros_like(score)),
         number,
@@ -88,13 +92,13 @@ def _detection(node: Node) -> list[Expr]:
 
 
 def _best_class(boxes: Expr, scores: Expr, count: int, classes: int) -> Expr:
-    """[boxes, (class, score, corners)]"""
+    """Return candidates [boxes, (class, score, corners)] of each box's best class."""
     best = op.cast(op.argmax(scores, axis=1, keepdims=True), "float32")
     return op.concatenate([best, op.max(scores, axis=1, keepdims=True), boxes], axis=1)
 
 
 def _each_class(boxes: Expr, scores: Expr, count: int, classes: int) -> Expr:
-    """[boxes * classes, (class, score, corners)], a class after another."""
+    """Return candidates [boxes * classes, (class, score, corners)], class by class."""
     names = np.repeat(np.arange(classes, dtype=np.float32), count)[:, None]
     flat = op.reshape(op.transpose(scores), (count * classes, 1))
     return op.concatenate([const(names), flat, op.tile(boxes, (classes, 1))], axis=1)

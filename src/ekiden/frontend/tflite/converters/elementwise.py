@@ -1,4 +1,4 @@
-"""Operators that compute each element on its own."""
+"""Elementwise operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _fused(convert: Callable[[Node], Expr]) -> Converter:
 
 
 def _floor_div(node: Node) -> Expr:
-    """Of floats their quotient in float64, rounded down: -1 by infinity is -0."""
+    """Convert FLOOR_DIV; of floats the quotient in float64, rounded down: -1 by infinity is -0."""
     x, y = node.exprs()
     if not is_float(node.dtype(0)):
         return op.floor_divide(x, y)
@@ -44,25 +44,25 @@ def _leaky_relu(node: Node) -> Expr:
 
 
 def _cast(node: Node) -> Expr:
-    wanted = node.outs[0].dtype
+    target = node.outs[0].dtype
     if node.operation.options is not None:
-        stated = DTYPES.get(node.option("OutDataType"), wanted)
-        if stated != wanted:
-            node.unsupported(f"it casts to {stated}, its output is {wanted}")
+        stated = DTYPES.get(node.option("OutDataType"), target)
+        if stated != target:
+            node.unsupported(f"it casts to {stated}, its output is {target}")
     source = node.ins[0].dtype if node.ins[0] else ""
-    if source == wanted == "complex64":
+    if source == target == "complex64":
         return node.expr(0)
     if source == "complex64":  # its real part
-        return op.cast(op.take(node.expr(0), const(np.int32(0)), axis=-1), wanted)
-    if wanted == "complex64":
+        return op.cast(op.take(node.expr(0), const(np.int32(0)), axis=-1), target)
+    if target == "complex64":
         real = op.cast(node.expr(0), "float32")
         return op.stack([real, op.zeros_like(real)], axis=-1)
-    if is_float(node.dtype(0)) and wanted == "bool":
+    if is_float(node.dtype(0)) and target == "bool":
         return op.not_equal(node.expr(0), const(0, node.dtype(0)))
-    ends = int_range(wanted) if is_float(source) else None
+    ends = int_range(target) if is_float(source) else None
     if ends is not None:  # what is no number is the largest, as LiteRT has it
-        return whole(node.expr(0), source, wanted, ends[1])
-    return op.cast(node.expr(0), wanted)
+        return whole(node.expr(0), source, target, ends[1])
+    return op.cast(node.expr(0), target)
 
 
 def _cast_rule(node: Node, inputs: Sequence[Array]) -> Array | None:

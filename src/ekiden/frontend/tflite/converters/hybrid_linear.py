@@ -1,4 +1,4 @@
-"""Products and convolutions of float data with weights of bytes."""
+"""Hybrid matrix products and convolutions: float data, int8 weights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from ekiden.relay.qnn import op as qnn
 
 
 def convolution(node: Node, at: Convolution, asymmetric: bool) -> Expr:
-    """A convolution over NHWC. The data have a border of zeros before they are quantised: their
-    zero points are not one number."""
+    """Convert a hybrid convolution over NHWC.
+
+    The data are zero-padded before they are quantised: their zero points differ by image.
+    """
     data, window = node.expr(0), at.window
     if window.padding is None or any(window.padding):
         data = padded(node, data, window, 0, 1)
@@ -26,36 +28,37 @@ def convolution(node: Node, at: Convolution, asymmetric: bool) -> Expr:
         rows.levels, weight, *NONE, window.kernel, at.channels, window.strides, (0, 0),
         window.dilations, at.groups, "NHWC", "HWIO",
     )  # fmt: skip
-    made = rows.numbers(sums, weight_sums(weight, (0, 1, 2)), weight_scales(node, 1))
-    return biased(node, made)
+    products = rows.numbers(sums, weight_sums(weight, (0, 1, 2)), weight_scales(node, 1))
+    return biased(node, products)
 
 
 def plain_convolution(node: Node, at: Convolution) -> Expr:
-    """CONV_2D: its kernel for weights of one scale quantises symmetrically."""
+    """Convert CONV_2D: its kernel for weights of one scale quantises symmetrically."""
     tensor = node.ins[1]
     assert tensor is not None
-    many = tensor.quantization is not None and len(tensor.quantization.scale) > 1
-    return convolution(node, at, many)
+    is_per_channel = tensor.quantization is not None and len(tensor.quantization.scale) > 1
+    return convolution(node, at, is_per_channel)
 
 
 def fully_connected(node: Node) -> Expr:
-    """FULLY_CONNECTED, which says itself whether its rows have zero points."""
+    """Convert FULLY_CONNECTED, whose options state whether rows have zero points."""
     return biased(node, shaped(node, Operand(node, rows_of(node)).times(1)))
 
 
 def batch_matmul(
     node: Node, product: Callable[[Expr, Expr], Expr], sides: tuple[Expr, Expr]
 ) -> Expr:
-    """BATCH_MATMUL: each row of each matrix has levels of its own. sides: [.., m, k], [.., k, n];
-    product: of int32.
+    """Convert BATCH_MATMUL: each row of each matrix is quantised on its own.
+
+    sides: [.., m, k], [.., k, n]; product: of int32.
     """
     data, weight = sides
     shape = node.typed(data).shape
     is_asymmetric = bool(node.option("AsymmetricQuantizeInputs"))
     rows = quantized(op.reshape(data, (-1, shape[-1]), allowzero=True), 2, is_asymmetric)
     levels, scale = (
-        op.reshape(each, (*shape[:-1], size), allowzero=True)
-        for each, size in ((rows.levels, shape[-1]), (rows.scale, 1))
+        op.reshape(row_data, (*shape[:-1], size), allowzero=True)
+        for row_data, size in ((rows.levels, shape[-1]), (rows.scale, 1))
     )
     point = rows.point
     if is_asymmetric:

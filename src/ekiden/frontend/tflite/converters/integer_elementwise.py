@@ -1,6 +1,6 @@
-"""Operators that compute each element on its own, of quantised tensors.
+"""Elementwise operators of quantised tensors.
 
-Those of one input are tables. Of two, sums are computed of 20 more bits, products of all of them.
+Unary ones are lookup tables. Of the binary ones, sums have 20 more bits, products all bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ekiden.relay.qnn.rescale import fixed_point
 
 
 def _room(result: Levels) -> int:
-    """Bits that the operands of a sum are shifted by."""
+    """Return the left shift, in bits, of a sum's operands."""
     return 15 if result.dtype == "int16" else 20
 
 
@@ -41,11 +41,11 @@ def _operands(node: Node) -> tuple[Levels, Levels, Levels]:
 
 
 def total(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """A sum or a difference, under the larger scale twice."""
+    """Return the converter of a quantised sum or difference, in steps of twice the larger scale."""
 
     def convert(node: Node) -> Expr:
-        """Both sides in steps of twice the larger scale, with bits below the point, as the
-        reference kernel has them; then in the result's.
+        """Rescale both sides to steps of twice the larger scale with fraction bits, as the
+        reference kernel does; then to the result's.
         """
         *sides, result = _operands(node)
         if (
@@ -55,26 +55,28 @@ def total(function: Callable[[Expr, Expr], Expr]) -> Converter:
         ):
             node.unsupported("sums of int16 by powers of two ('pot_scale_int16')")
         room = _room(result)
+        # In steps of twice the larger scale the sum of both sides cannot exceed the range of one.
         twice = 2 * np.float64(max(s.scale for s in sides))
-        parts = []
+        terms = []
         for index, side in enumerate(sides):
             wide = op.left_shift(centred(node.expr(index), side.point), const(np.int32(room)))
-            parts.append(scaled(wide, np.float64(side.scale) / twice))
+            terms.append(scaled(wide, np.float64(side.scale) / twice))
         again = twice / np.float64(np.float32(1 << room) * result.scale)
-        return stored(node, scaled(function(*parts), again))
+        return stored(node, scaled(function(*terms), again))
 
     return convert
 
 
 def multiply(node: Node) -> Expr:
-    """A product of the numbers, rescaled by the product of their scales."""
+    """Convert MUL: the product of centred numbers, rescaled by the product of their scales."""
     a, b, result = _operands(node)
-    made = op.multiply(centred(node.expr(0), a.point), centred(node.expr(1), b.point))
-    return stored(node, scaled(made, np.float64(a.scale * b.scale / result.scale)))
+    products = op.multiply(centred(node.expr(0), a.point), centred(node.expr(1), b.point))
+    return stored(node, scaled(products, np.float64(a.scale * b.scale / result.scale)))
 
 
 def divide(node: Node) -> Expr:
-    """A quotient of bytes, as a table of all 65,536; by 0 the largest number of the sign.
+    """Convert DIV of bytes to a table of all 65,536 quotients; by 0 it saturates with the
+    dividend's sign.
 
     Below half a step it is 0, where the reference kernel shifts by more bits than there are.
     """
@@ -87,36 +89,39 @@ def divide(node: Node) -> Expr:
     exact = gemmlowp.Fixed(31)
     zeros, inverse = exact.reciprocal(np.maximum(below, 1))
     room = 31 - np.frexp(np.where(above < 0, ~above, above).astype(np.float64))[1].astype(np.int64)
-    whole, exponent = fixed_point(np.asarray(np.float64(a.scale / (b.scale * result.scale))))
-    made = exact.product(exact.product(above << room, inverse), int(whole))
+    multiplier, exponent = fixed_point(np.asarray(np.float64(a.scale / (b.scale * result.scale))))
+    quotient = exact.product(exact.product(above << room, inverse), int(multiplier))
     shift = room + 31 - zeros - int(exponent)
-    made = gemmlowp.halved(made, np.clip(shift, 0, 62))  # below 0: beyond every byte anyway
-    made = np.where(below == 0, np.sign(above) << 16, made) + result.point
-    table = np.clip(made, *fused_limits(node)).astype(to_numpy(result.dtype))
-    places = [op.subtract(op.cast(node.expr(i), "int32"), const(np.int32(first))) for i in (0, 1)]
-    index = op.add(op.multiply(places[0], const(np.int32(span))), places[1])
+    quotient = gemmlowp.halved(quotient, np.clip(shift, 0, 62))  # below 0: beyond every byte anyway
+    quotient = np.where(below == 0, np.sign(above) << 16, quotient) + result.point
+    table = np.clip(quotient, *fused_limits(node)).astype(to_numpy(result.dtype))
+    offsets = [op.subtract(op.cast(node.expr(i), "int32"), const(np.int32(first))) for i in (0, 1)]
+    index = op.add(op.multiply(offsets[0], const(np.int32(span))), offsets[1])
     return op.take(const(table.reshape(-1)), index, mode="fast")
 
 
 def squared_difference(node: Node) -> Expr:
-    """Both sides in steps of twice the larger scale, with 7 bits below the point, then the square
-    in the result's."""
+    """Convert SQUARED_DIFFERENCE: both sides in steps of twice the larger scale with 7 fraction
+    bits, then the square in the result's.
+    """
     *sides, result = _operands(node)
     twice = 2 * np.float64(max(s.scale for s in sides))
-    parts = []
+    terms = []
     for index, side in enumerate(sides):
         wide = op.left_shift(centred(node.expr(index), side.point), const(np.int32(7)))
-        parts.append(scaled(wide, np.float64(side.scale) / twice))
-    apart = op.subtract(*parts)
+        terms.append(scaled(wide, np.float64(side.scale) / twice))
+    apart = op.subtract(*terms)
     again = twice * twice / np.float64(np.float32(1 << 14) * result.scale)
     return stored(node, scaled(op.multiply(apart, apart), again))
 
 
 def same_scales(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """A choice between numbers of one scale."""
+    """Return the converter of a minimum or maximum of numbers of one scale."""
 
     def convert(node: Node) -> Expr:
-        """Refuses other scales: the kernel takes the numbers as they are."""
+        """Convert the operator; reject different scales, as the kernel compares the stored
+        numbers.
+        """
         if len(set(_operands(node))) > 1:
             node.unsupported(f"{node.ins[0]}, {node.ins[1]} and {node.outs[0]} have other scales")
         return function(node.expr(0), node.expr(1))
@@ -125,21 +130,23 @@ def same_scales(function: Callable[[Expr, Expr], Expr]) -> Converter:
 
 
 def compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """A comparison of real values, in fixed point of 8 bits more. Kernels of int16 compare the
-    numbers as they are, which is one of real values where the scales are the same."""
+    """Return the converter of a comparison of real values, in fixed point with 8 more bits.
+
+    Kernels of int16 compare the stored numbers, which is the same where the scales are equal.
+    """
 
     def convert(node: Node) -> Expr:
-        """Both sides in real values, with 8 bits below the point."""
+        """Compare both sides as real values with 8 fraction bits."""
         sides = [levels(node, node.ins[index]) for index in (0, 1)]
         if sides[0].dtype == "int16":
             if sides[0] != sides[1]:
                 node.unsupported(f"{node.ins[0]} and {node.ins[1]}, of int16, have other scales")
             return function(node.expr(0), node.expr(1))
-        parts = []
+        reals = []
         for index, side in enumerate(sides):
             wide = op.left_shift(centred(node.expr(index), side.point), const(np.int32(8)))
-            parts.append(scaled(wide, np.float64(side.scale)))
-        return function(*parts)
+            reals.append(scaled(wide, np.float64(side.scale)))
+        return function(*reals)
 
     return convert
 
@@ -149,19 +156,19 @@ def _pair(node: Node) -> tuple[Levels, Levels]:
 
 
 def clipped(low: float | None, high: float | None) -> Converter:
-    """RELU and its kin: rescaled, between real values."""
+    """Return the converter of RELU and its variants: rescaled, and clipped to real limits."""
 
     def convert(node: Node) -> Expr:
-        """A table of all 256 values."""
+        """Convert the operator to a table of all 256 values."""
         source, result = _pair(node)
         factor = np.float64(source.scale / result.scale)
 
         def function(numbers: Array) -> Array:
-            """Rescaled, then held between what the limits are in the result's steps."""
-            made = scaled_array(numbers - source.point, factor) + result.point
-            least = None if low is None else result.number(low)
-            most = None if high is None else result.number(high)
-            return made if least is most is None else np.clip(made, least, most)
+            """Rescale, then clip to the limits in the result's steps."""
+            rescaled = scaled_array(numbers - source.point, factor) + result.point
+            lowest = None if low is None else result.number(low)
+            highest = None if high is None else result.number(high)
+            return rescaled if lowest is highest is None else np.clip(rescaled, lowest, highest)
 
         return tabled(node, function)
 
@@ -169,13 +176,13 @@ def clipped(low: float | None, high: float | None) -> Converter:
 
 
 def leaky_relu(node: Node) -> Expr:
-    """Two multipliers, by the sign."""
+    """Convert LEAKY_RELU with two multipliers, by the sign."""
     source, result = _pair(node)
     alpha = np.float32(node.option("Alpha"))
     factors = source.scale / result.scale, source.scale * alpha / result.scale
 
     def function(numbers: Array) -> Array:
-        """The multiplier of the number's sign."""
+        """Rescale by the multiplier of the number's sign."""
         moved = numbers - source.point
         above, below = (scaled_array(moved, float(f)) for f in factors)
         return np.where(moved >= 0, above, below) + result.point
@@ -184,21 +191,21 @@ def leaky_relu(node: Node) -> Expr:
 
 
 def absolute(node: Node) -> Expr:
-    """Rescaled where the scales differ."""
+    """Convert ABS, rescaled where the scales differ."""
     source, result = _pair(node)
     factor = np.float64(source.scale / result.scale)
 
     def function(numbers: Array) -> Array:
-        """The distance from the zero point, rescaled where that changes anything."""
+        """Return the distance from the zero point, rescaled where the scales differ."""
         moved = np.abs(numbers - source.point)
-        made = moved if source.scale == result.scale else scaled_array(moved, factor)
-        return made + result.point
+        distance = moved if source.scale == result.scale else scaled_array(moved, factor)
+        return distance + result.point
 
     return tabled(node, function)
 
 
 def prelu(node: Node) -> Expr:
-    """Alphas are a tensor."""
+    """Convert PRELU, whose alphas are a tensor."""
     data, alpha, result = _operands(node)
     x = centred(node.expr(0), data.point)
     product = op.multiply(x, centred(node.expr(1), alpha.point))
@@ -208,15 +215,15 @@ def prelu(node: Node) -> Expr:
 
 
 def hard_swish(node: Node) -> Expr:
-    """x * relu6(x + 3) / 6 in 16 bits, as the reference kernel has it."""
+    """Convert HARD_SWISH: x * relu6(x + 3) / 6 in 16 bits, as the reference kernel computes it."""
     source, result = _pair(node)
     fine = np.float32(1 / 128) * source.scale
     by_result, exponent = _multiplier16(np.float64(fine / result.scale))
     by_gate, gate_exponent = _multiplier16(np.float64(fine / np.float32(3 / 32768)))
 
     def function(numbers: Array) -> Array:
-        """Bit for bit the arithmetic in 16 bits of the reference kernel, whose products are rounded
-        at 15.
+        """Reproduce the reference kernel's 16-bit arithmetic bit for bit; products are rounded at
+        15 bits.
         """
         wide = (numbers - source.point) << 7
         scaled_ = _high(wide, by_result)
@@ -233,8 +240,8 @@ def hard_swish(node: Node) -> Expr:
 
 
 def _multiplier16(factor: float) -> tuple[int, int]:
-    whole, exponent = fixed_point(np.asarray(factor, np.float64))
-    return min((int(whole) + (1 << 15)) >> 16, 32767), int(exponent)
+    mantissa, exponent = fixed_point(np.asarray(factor, np.float64))
+    return min((int(mantissa) + (1 << 15)) >> 16, 32767), int(exponent)
 
 
 def _saturated(data: Array) -> Array:
@@ -242,34 +249,36 @@ def _saturated(data: Array) -> Array:
 
 
 def _high(data: Array, by: int) -> Array:
-    """The high half of twice a product of 16 bits, midway upward."""
+    """Return the high half of a doubled 16-bit product, rounded half up."""
     return _saturated((data * by + (1 << 14)) >> 15)
 
 
 def _shifted(data: Array, by: int) -> Array:
-    """A shift to the right, midway away from zero."""
+    """Shift to the right, rounding half away from zero."""
     if by <= 0:
         return data << -by
     return (data + (1 << by >> 1) - (data < 0)) >> by
 
 
 def rsqrt(node: Node) -> Expr:
-    """Roots with 20 bits behind the point, then in the result's steps; of 0 the largest number."""
+    """Convert RSQRT with 20 fraction bits, then in the result's steps; 0 yields the
+    largest number.
+    """
     source, result = _pair(node)
     factor = 1 / (np.sqrt(np.float32(source.scale)) * result.scale)
 
     def function(numbers: Array) -> Array:
-        """Numbers below 0 have none, as 0."""
+        """Compute the reciprocal roots; numbers below 0 are handled as 0."""
         moved = numbers - source.point
         roots = np.rint(2.0**20 / np.sqrt(np.maximum(moved, 1))).astype(np.int64)
-        made = scaled_array(roots, float(factor) / 2**20) + result.point
-        return np.where(moved > 0, made, result.limits[1])
+        rescaled = scaled_array(roots, float(factor) / 2**20) + result.point
+        return np.where(moved > 0, rescaled, result.limits[1])
 
     return tabled(node, function)
 
 
 def gelu(node: Node) -> Expr:
-    """By either formula, as a table."""
+    """Convert GELU, by either formula, to a table."""
     if node.option("Approximate"):
         inner = np.sqrt(2 / np.pi)
         return of_real(lambda x: 0.5 * x * (1 + np.tanh(inner * (x + 0.044715 * x**3))))(node)
@@ -277,24 +286,27 @@ def gelu(node: Node) -> Expr:
 
 
 def _interpolated(numbers: Array, bits: int) -> Array:
-    """sigmoid(|x|) in 16 + `bits` bits, of x in steps of 1 / (24 << bits), on lines between its
-    values at every 24th. Those stand above the function by half of what lines are below it;
-    the last one is 1.
+    """Return sigmoid(|x|) in 16 + `bits` bits, of x in steps of 1 / (24 << bits), by linear
+    interpolation of a table with step 1 / 24.
+
+    Table entries are raised by half of the chord's deviation from the function; the last one is 1.
     """
     true = 1 / (1 + np.exp(-np.arange(257) / 24))
     bend = true * (1 - true) * (2 * true - 1) / (16 * 24**2)
     table = np.round(65536 * (true + bend)).astype(np.int64)
     table[255:] = 65535
     size = np.abs(numbers)
-    place = np.minimum(size >> bits, 255)
-    left, right = table[place], table[place + 1]
-    return np.asarray((left << bits) + (size & ((1 << bits) - 1)) * (right - left))
+    index = np.minimum(size >> bits, 255)
+    lower, upper = table[index], table[index + 1]
+    return np.asarray((lower << bits) + (size & ((1 << bits) - 1)) * (upper - lower))
 
 
-def _fine(source: Levels, most: int) -> Callable[[Array], Array]:
-    """Numbers of int16 in steps of 1 / 12288; scales of 2**-12 up to 2**(most - 12) exactly."""
+def _fine(source: Levels, max_power: int) -> Callable[[Array], Array]:
+    """Return a function that rescales int16 numbers to steps of 1 / 12288; scales of 2**-12 up to
+    2**(max_power - 12) exactly.
+    """
     power = float(np.log2(source.scale)) + 12
-    if power.is_integer() and 0 <= power <= most:
+    if power.is_integer() and 0 <= power <= max_power:
         return lambda numbers: numbers * (3 << int(power))
     factor, shift = float(source.scale) * 4096 * 3, 0
     while factor <= 32767 / 2 and shift <= 30:
@@ -304,14 +316,14 @@ def _fine(source: Levels, most: int) -> Callable[[Array], Array]:
 
 
 def logistic(node: Node) -> Expr:
-    """Of bytes a table of floats; of int16 the kernel interpolates."""
+    """Convert LOGISTIC: a table of floats for bytes; for int16 the kernel's interpolation."""
     source = levels(node, node.ins[0])
     if source.dtype != "int16":
         return of_real(lambda x: 1 / (1 + np.exp(-x)))(node)
     fine = _fine(source, 0)
 
     def function(numbers: Array) -> Array:
-        """15 bits behind the point."""
+        """Return the sigmoid with 15 fraction bits."""
         x = fine(numbers)
         size = np.where(np.abs(x) >> 9 >= 255, 0x7FFF << 10, _interpolated(x, 9))
         return np.where(x >= 0, size + 512, (1 << 25) - size + 511) >> 10
@@ -320,14 +332,14 @@ def logistic(node: Node) -> Expr:
 
 
 def tanh(node: Node) -> Expr:
-    """2 sigmoid(2 x) - 1."""
+    """Convert TANH: 2 sigmoid(2 x) - 1."""
     source = levels(node, node.ins[0])
     if source.dtype != "int16":
         return of_real(np.tanh)(node)
     fine = _fine(source, 1)
 
     def function(numbers: Array) -> Array:
-        """15 bits behind the point."""
+        """Return the tangent with 15 fraction bits."""
         x = fine(numbers)
         size = np.where(np.abs(x) >> 8 >= 255, 0xFFFF << 8, _interpolated(x, 8)) - (1 << 23)
         return np.where(x >= 0, size + 128, 127 - size) >> 8

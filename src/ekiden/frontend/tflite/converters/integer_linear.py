@@ -1,4 +1,4 @@
-"""Products, convolutions and pools of quantised tensors."""
+"""Matrix products, convolutions and pooling of quantised tensors."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ ONCE = scaled_once, scaled_long
 
 
 def _points(node: Node, data: int, weight: int) -> tuple[Expr, Expr, Expr, Expr]:
-    """Zero points and scales of data and weights, as qnn takes them."""
-    found = steps_of(node, node.ins[weight])
-    if len(set(found.zero_point)) > 1:
+    """Return zero points and scales of data and weights, as qnn takes them."""
+    quantization = steps_of(node, node.ins[weight])
+    if len(set(quantization.zero_point)) > 1:
         node.unsupported(f"{node.ins[weight]} has several zero points")
     source = levels(node, node.ins[data])
-    points = const(np.int32(source.point)), const(np.int32(found.zero_point[0]))
+    points = const(np.int32(source.point)), const(np.int32(quantization.zero_point[0]))
     return *points, const(source.scale), const(np.float32(1))
 
 
 def _multiplier(node: Node, data: int = 0, weight: int = 1) -> Array:
-    """What sums are multiplied by: of one scale as floats, of several in double precision, as the
-    kernels have it.
+    """Return the requantization multiplier of accumulated sums: of one scale in single precision,
+    of several in double, as the kernels compute it.
     """
     source, result = levels(node, node.ins[data]), levels(node, node.outs[0])
     scales = np.array(steps_of(node, node.ins[weight]).scale, np.float32)
@@ -62,7 +62,10 @@ def _finished(
     node: Node, sums: Expr, bias: int, multiplier: Array,
     scales: tuple[Scaled, Scaled] = (scaled, scaled_wide),
 ) -> Expr:  # fmt: skip
-    """Sums of int16 are int64, unless a bias says otherwise. scales: of int32, of int64."""
+    """Add the bias, requantize and store sums.
+
+    Sums of int16 are int64, unless a bias has another dtype. scales: of int32, of int64.
+    """
     kind = node.typed(sums).dtype
     if node.optional(bias) is not None:
         kind = node.dtype(bias)
@@ -71,22 +74,26 @@ def _finished(
 
 
 def _summed(node: Node, data: Expr, index: int, product: Callable[[Expr], Expr]) -> Expr:
-    """Products of bytes with weights. int16 data are two bytes: their products make one int64."""
+    """Return products with int8 weights; int16 data are split into two bytes, whose products make
+    one int64.
+    """
     if node.dtype(index) != "int16":
         return product(data)
+    # x = 256 * high + low with a signed high and an unsigned low byte, so both use the 8-bit
+    # kernels.
     upper = op.cast(op.right_shift(data, const(np.int16(8))), "int8")
     lower = op.cast(op.bitwise_and(data, const(np.int16(255))), "uint8")
-    high, low = (op.cast(product(part), "int64") for part in (upper, lower))
+    high, low = (op.cast(product(byte_data), "int64") for byte_data in (upper, lower))
     return op.add(op.left_shift(high, const(np.int64(8))), low)
 
 
 def convolution(node: Node, at: Convolution) -> Expr:
-    """A convolution over NHWC, plain, in groups or of each channel."""
+    """Convert a convolution over NHWC: plain, grouped or depthwise."""
     weight, points = op.transpose(node.expr(1), at.order), _points(node, 0, 1)
     window, sides = at.window, sides_of(node, at.window)
 
     def product(data: Expr) -> Expr:
-        """Of bytes."""
+        """Return the convolution of 8-bit data."""
         return qnn.conv2d(
             data, weight, *points, window.kernel, at.channels, window.strides, sides,
             window.dilations, at.groups, "NHWC", "HWIO",
@@ -96,14 +103,14 @@ def convolution(node: Node, at: Convolution) -> Expr:
 
 
 def transpose_conv(node: Node, product: Callable[[Expr, Expr], Expr]) -> Expr:
-    """By the transposed convolution of centred numbers: of floats where they are exact."""
+    """Convert TRANSPOSE_CONV of centred numbers: computed in floats where they are exact."""
     points = _points(node, 2, 1)[:2]
 
     def centred_product(data: Expr) -> Expr:
-        """Of bytes."""
-        made = in_floats(data, node.expr(1), points, (3, 3, 0), product)
-        if made is not None:
-            return made
+        """Return the transposed convolution of 8-bit data."""
+        float_product = in_floats(data, node.expr(1), points, (3, 3, 0), product)
+        if float_product is not None:
+            return float_product
         weight = op.subtract(op.cast(node.expr(1), "int32"), points[1])
         return product(op.subtract(op.cast(data, "int32"), points[0]), weight)
 
@@ -112,15 +119,17 @@ def transpose_conv(node: Node, product: Callable[[Expr, Expr], Expr]) -> Expr:
 
 
 def fully_connected(node: Node) -> Expr:
-    """FULLY_CONNECTED: its sums are rounded once."""
+    """Convert FULLY_CONNECTED, whose sums are rounded once."""
     points = _points(node, 0, 1)
-    made = _summed(node, rows_of(node), 0, lambda data: qnn.dense(data, node.expr(1), *points))
-    return shaped(node, _finished(node, made, 2, _multiplier(node), ONCE))
+    sums = _summed(node, rows_of(node), 0, lambda data: qnn.dense(data, node.expr(1), *points))
+    return shaped(node, _finished(node, sums, 2, _multiplier(node), ONCE))
 
 
 def average_pool(node: Node) -> Expr:
-    """Sums of up to 65,536 bytes are exact as floats, and so is which integer is nearest; those of
-    int16 as doubles.
+    """Convert AVERAGE_POOL_2D in floats.
+
+    Sums of up to 65,536 bytes are exact in float32, and so is the rounding; those of int16 in
+    float64.
     """
     if levels(node, node.ins[0]).scale != levels(node, node.outs[0]).scale:
         node.unsupported(f"{node.ins[0]} and {node.outs[0]} have different scales")
@@ -133,16 +142,18 @@ def average_pool(node: Node) -> Expr:
 
 
 def max_pool(node: Node) -> Expr:
-    """The largest number of each window, between the limits of the activation."""
-    made = shared.max_pool(node, node.expr(0), pool_window(node), "NHWC")
-    return stored(node, centred(made, levels(node, node.ins[0]).point))
+    """Convert MAX_POOL_2D: the largest number of each window, within the fused
+    activation's limits.
+    """
+    maxima = shared.max_pool(node, node.expr(0), pool_window(node), "NHWC")
+    return stored(node, centred(maxima, levels(node, node.ins[0]).point))
 
 
 def product(node: Node, multiplied: Callable[[Expr, Expr], Expr]) -> Expr:
-    """A product of centred numbers, as the output's numbers; sums of int16 are int64."""
+    """Return the requantized product of centred numbers; sums of int16 are int64."""
     wide = node.dtype(0) == "int16"
     sides = [centred(node.expr(i), levels(node, node.ins[i]).point) for i in (0, 1)]
-    made = multiplied(*(op.cast(s, "int64") if wide else s for s in sides))
-    left, right, result = (levels(node, t) for t in (*node.ins[:2], node.outs[0]))
-    factor = np.float64(left.scale * right.scale) / np.float64(result.scale)
-    return stored(node, (scaled_wide if wide else scaled)(made, factor))
+    sums = multiplied(*(op.cast(s, "int64") if wide else s for s in sides))
+    lhs, rhs, result = (levels(node, t) for t in (*node.ins[:2], node.outs[0]))
+    factor = np.float64(lhs.scale * rhs.scale) / np.float64(result.scale)
+    return stored(node, (scaled_wide if wide else scaled)(sums, factor))

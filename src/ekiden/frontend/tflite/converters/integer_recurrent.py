@@ -38,27 +38,29 @@ _HOLES = {INPUT: 0, FORGET: 1, SHOW: 2}
 
 
 def _within(data: Expr, dtype: str) -> Expr:
-    """int32 numbers, saturated."""
+    """Saturate int32 numbers to a dtype's range."""
     info = np.iinfo(dtype)
     return op.clip(data, int(info.min), int(info.max))
 
 
-def _looked_up(data: Expr, function: Callable[[Array, int], Array], whole: int) -> Expr:
-    """A function of int32 numbers within int16, which have `whole` bits before the point."""
-    table = function(np.arange(-32768, 32768), whole).astype(np.int16)
+def _looked_up(data: Expr, function: Callable[[Array, int], Array], integer_bits: int) -> Expr:
+    """Look up a function of int32 numbers within int16 that have `integer_bits` bits before the
+    point.
+    """
+    table = function(np.arange(-32768, 32768), integer_bits).astype(np.int16)
     index = op.add(data, const(np.int32(32768)))
     return op.cast(op.take(const(table), index, mode="fast"), "int32")
 
 
 def _shifted(data: Expr, bits: int) -> Expr:
-    """int32 numbers / 2**bits, midway away from zero."""
+    """Divide int32 numbers by 2**bits, rounding half away from zero."""
     below = op.right_shift(data, const(np.int32(31)))
     moved = op.add(op.add(data, const(np.int32(1 << bits >> 1))), below)
     return op.right_shift(moved, const(np.int32(bits)))
 
 
 def _power(node: Node, index: int) -> int:
-    """The exponent of a cell's scale, which is a power of two."""
+    """Return the exponent of a cell's scale. Raises Unsupported where it is no power of two."""
     exponent = float(np.log2(levels(node, node.ins[index]).scale))
     if abs(exponent - round(exponent)) > 1e-3 or not -15 <= round(exponent) <= -9:
         node.unsupported(f"the scale of {node.ins[index]} is none of 2**-15 to 2**-9")
@@ -74,9 +76,11 @@ def _dense(data: Expr, weight: Expr, point: int) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """An LSTM as its tensors say: which gates it has, and how what is between them is quantised.
+    """Integer LSTM cell as its tensors describe it: its gates, and the quantization of its
+    intermediates.
 
-    between: the scales of the sums of each gate; hidden: what the cell shows, before a projection.
+    between: the scales of the sums of each gate; hidden: that of the hidden state before a
+    projection.
     """
 
     node: Node
@@ -87,7 +91,7 @@ class _Cell:
 
     @staticmethod
     def of(node: Node) -> _Cell:
-        """Raises Unsupported for what has no kernel."""
+        """Read a cell from its node. Raises Unsupported for what has no kernel."""
         if node.dtype(0) != "int8":
             node.unsupported(
                 f"{node.ins[0]} is {node.dtype(0)}: kernels of float32 and int8 are here"
@@ -106,55 +110,61 @@ class _Cell:
         return cell
 
     def check(self) -> None:
-        """Raises Unsupported for peepholes of a cell that is projected: kernels read some only."""
+        """Raise Unsupported for peepholes of a projected cell, of which the kernels read
+        only some.
+        """
         has_holes = self.node.optional(11) is not None
         if has_holes and self.node.shape(6)[1] != self.node.shape(6)[0]:
             self.node.unsupported("peepholes of a cell that has another size than its output")
 
     @property
     def is_normalised(self) -> bool:
-        """Whether sums are normalised before their bias is added."""
+        """Return whether sums are layer-normalised before their bias is added."""
         return self.node.optional(20 + FORGET) is not None
 
     def sums(self, data: Expr, first: int, source: int, bias: int | None) -> Expr:
-        """Data times the weights of all gates, one after another, in the steps of their sums.
+        """Return data times the weights of all gates, concatenated, in the steps of their sums.
 
-        first: the weights of the first of four gates; source: the tensor that data are numbers of.
+        first: the weights of the first of four gates; source: the tensor that the data belong to.
         """
         node, source_levels = self.node, levels(self.node, self.node.ins[source])
         weight = op.concatenate([node.expr(first + g) for g in self.gates], axis=0)
-        made = _dense(data, weight, source_levels.point)
+        products = _dense(data, weight, source_levels.point)
         if bias is not None:
-            made = op.add(made, op.concatenate([node.expr(bias + g) for g in self.gates], axis=0))
+            products = op.add(
+                products, op.concatenate([node.expr(bias + g) for g in self.gates], axis=0)
+            )
         factors = [
             np.full(self.units, levels(node, node.ins[first + g]).scale * source_levels.scale
                     / self.between[g]) for g in self.gates
         ]  # fmt: skip
-        return scaled(made, np.concatenate(factors).astype(np.float64))
+        return scaled(products, np.concatenate(factors).astype(np.float64))
 
     @property
     def units(self) -> int:
-        """How many numbers a cell has."""
+        """Return the number of units of a cell."""
         (units,) = self.node.extents(2, (0,))
         if units is None:
             self.node.unsupported(f"{self.node.ins[2]} must have known extents")
         return units
 
     def activated(self, gate: int, sums: Expr, cell: Expr) -> Expr:
-        """A gate, from its sums and the cell."""
-        place = _HOLES.get(gate)
-        if place is not None and self.node.optional(9 + place) is not None:
-            weight = self.node.expr(9 + place)
-            steps = levels(self.node, self.node.ins[9 + place]).scale
+        """Return a gate's activation, from its sums and the cell."""
+        peephole_index = _HOLES.get(gate)
+        if peephole_index is not None and self.node.optional(9 + peephole_index) is not None:
+            weight = self.node.expr(9 + peephole_index)
+            steps = levels(self.node, self.node.ins[9 + peephole_index]).scale
             factor = np.float32(2.0**self.power * float(steps) / float(self.between[gate]))
-            seen = scaled(op.multiply(op.cast(weight, "int32"), cell), float(factor))
-            sums = _within(op.add(sums, seen), "int16")
+            peephole = scaled(op.multiply(op.cast(weight, "int32"), cell), float(factor))
+            sums = _within(op.add(sums, peephole), "int16")
         if self.is_normalised:
             sums = self.normalised(gate, sums)
         return _looked_up(sums, _SHORT.tanh if gate == NEW else _SHORT.sigmoid, _GATE_BITS)
 
     def normalised(self, gate: int, sums: Expr) -> Expr:
-        """Over the units, 10 bits behind the point, as gates want it."""
+        """Layer-normalise sums over the units, with 10 fraction bits, in the steps that gates
+        expect.
+        """
         steps = levels(self.node, self.node.ins[20 + gate]).scale
         guard = max(1, int(np.float32(10000) * steps))
         apart = _normal(self.node, sums, self.units, guard)
@@ -166,42 +176,44 @@ class _Cell:
         return _within(scaled(moved, float(steps) * 2**12), "int16")
 
     def step(self, rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
-        """(output, cell) from (output, cell)."""
+        """Compute (output, cell) from the previous (output, cell)."""
         node, output, before = self.node, states[0], op.cast(states[1], "int32")
         sums = _within(op.add(self.sums(output, 5, 18, None), rows[0]), "int16")
-        parts = dict(zip(self.gates, op.split(sums, len(self.gates), axis=-1), strict=True))
-        made = {g: self.activated(g, parts[g], before) for g in self.gates if g != SHOW}
-        take = made.get(INPUT)
+        gate_sums = dict(zip(self.gates, op.split(sums, len(self.gates), axis=-1), strict=True))
+        gate_values = {g: self.activated(g, gate_sums[g], before) for g in self.gates if g != SHOW}
+        take = gate_values.get(INPUT)
         if take is None:
-            take = op.subtract(const(np.int32(32767)), made[FORGET])
-        kept = _shifted(op.multiply(made[FORGET], before), 15)
-        new = _shifted(op.multiply(take, made[NEW]), 30 + self.power)
-        cell = _within(op.add(kept, new), "int16")
+            take = op.subtract(const(np.int32(32767)), gate_values[FORGET])
+        retained = _shifted(op.multiply(gate_values[FORGET], before), 15)
+        new = _shifted(op.multiply(take, gate_values[NEW]), 30 + self.power)
+        cell = _within(op.add(retained, new), "int16")
         limit = _limit(node.option("CellClip"), levels(node, node.ins[19]))
         cell = op.clip(cell, -limit, limit) if limit > 0 else cell
-        show = self.activated(SHOW, parts[SHOW], cell)
-        seen = op.multiply(show, _looked_up(cell, _SHORT.tanh, 15 + self.power))
+        show = self.activated(SHOW, gate_sums[SHOW], cell)
+        hidden_product = op.multiply(show, _looked_up(cell, _SHORT.tanh, 15 + self.power))
         factor = np.float32(2.0**-15 / float(self.hidden.scale) * 2.0**-15)
-        moved = op.add(scaled(seen, float(factor)), const(np.int32(self.hidden.point)))
+        moved = op.add(scaled(hidden_product, float(factor)), const(np.int32(self.hidden.point)))
         shown = op.cast(_within(moved, "int8"), "int8")
         return [self.projected(shown), op.cast(cell, "int16")]
 
     def projected(self, shown: Expr) -> Expr:
-        """What the cell shows, in fewer numbers."""
+        """Return the projected hidden state."""
         node = self.node
         if node.optional(16) is None:
             return shown
-        made, bias = _dense(shown, node.expr(16), self.hidden.point), given(node, 17)
-        made = made if bias is None else op.add(made, bias)
+        products, bias = _dense(shown, node.expr(16), self.hidden.point), given(node, 17)
+        products = products if bias is None else op.add(products, bias)
         state = levels(node, node.ins[18])
         factor = levels(node, node.ins[16]).scale * self.hidden.scale / state.scale
-        moved = _within(op.add(scaled(made, float(factor)), const(np.int32(state.point))), "int8")
+        moved = _within(
+            op.add(scaled(products, float(factor)), const(np.int32(state.point))), "int8"
+        )
         limit = _limit(node.option("ProjClip"), levels(node, node.outs[0]))
         return op.cast(op.clip(moved, -limit, limit) if limit > 0 else moved, "int8")
 
 
 def _limit(bound: float, steps: Levels) -> int:
-    """A bound in steps, cut off; 0 for none."""
+    """Return a clipping bound in steps, truncated; 0 for none."""
     low, high = -(1 << 15), (1 << 15) - 1
     if steps.dtype == "int8":
         low, high = -128, 127
@@ -209,10 +221,11 @@ def _limit(bound: float, steps: Levels) -> int:
 
 
 def _normal(node: Node, sums: Expr, units: int, guard: int) -> Expr:
-    """Numbers less their mean, over their deviation, with 10 bits behind the point; a variance
-    below 1 is `guard`. The kernel's quotient of 2**20 and the units is cut off.
+    """Normalise numbers to mean 0 and variance 1 with 10 fraction bits; a variance below 1 becomes
+    `guard`.
 
-    What is one number of a row is bound: fused into its row, it would be computed for each element.
+    The kernel truncates the quotient of 2**20 and the units. Row statistics are bound: fused into
+    their row, they would be recomputed for each element.
     """
 
     def number(value: int) -> Expr:
@@ -226,26 +239,26 @@ def _normal(node: Node, sums: Expr, units: int, guard: int) -> Expr:
     variance = op.trunc_divide(apart, number(1 << 20))
     variance = op.where(op.less(variance, number(1)), number(guard), variance)
     root = gemmlowp.inverse_root(node.scope.expr(node.given(variance)))
-    mean, factor, shift = (node.scope.expr(node.given(each)) for each in (mean, *root))
+    mean, factor, shift = (node.scope.expr(node.given(statistic)) for statistic in (mean, *root))
     moved = op.subtract(op.multiply(wide, number(1024)), mean)
     return op.cast(gemmlowp.shifted(gemmlowp.product(moved, factor), shift), "int32")
 
 
 def sequence_lstm(node: Node) -> Expr:
-    """UNIDIRECTIONAL_SEQUENCE_LSTM: the products of all steps' data come first."""
+    """Convert UNIDIRECTIONAL_SEQUENCE_LSTM; the input products of all steps are computed first."""
     cell = _Cell.of(node)
-    made = cell.sums(timed(node, 0), 1, 0, None if cell.is_normalised else 12)
-    every = stepped(node, [_within(made, "int16")], [18, 19], cell.step)
+    products = cell.sums(timed(node, 0), 1, 0, None if cell.is_normalised else 12)
+    every = stepped(node, [_within(products, "int16")], [18, 19], cell.step)
     return turned(node, every)
 
 
 def lstm(node: Node) -> list[Expr] | Expr:
-    """LSTM: one step; KernelType 1 is the older one."""
+    """Convert LSTM: one step; KernelType 1 is the basic kernel."""
     if node.option("KernelType"):
         return _basic_lstm(node)
     cell = _Cell.of(node)
-    made = _within(cell.sums(node.expr(0), 1, 0, None if cell.is_normalised else 12), "int16")
-    every = stepped(node, [op.expand_dims(made, 0)], [18, 19], cell.step)
+    products = _within(cell.sums(node.expr(0), 1, 0, None if cell.is_normalised else 12), "int16")
+    every = stepped(node, [op.expand_dims(products, 0)], [18, 19], cell.step)
     return op.squeeze(every, axis=[0])
 
 
@@ -254,36 +267,39 @@ _CELL_BITS = 4
 
 
 def _basic_lstm(node: Node) -> list[Expr]:
-    """(data, output, weights of both, bias, cell): (output, cell, what the weights saw, gates in
-    the order i, g, f, o). Numbers of uint8 are steps of 1 / 128 from 128; sums are those of
-    ruy's products of int16.
+    """Convert the basic LSTM (data, output, weights, bias, cell): return output, cell, concatenated
+    inputs and gates (i, g, f, o).
+
+    Numbers of uint8 are steps of 1 / 128 from 128; sums are those of ruy's int16 products.
     """
     if node.dtype(0) != "uint8":
         node.unsupported(f"{node.ins[0]} is {node.dtype(0)}: the older kernel takes uint8")
-    seen = op.concatenate([node.expr(0), node.expr(1)], axis=-1)
+    concatenated = op.concatenate([node.expr(0), node.expr(1)], axis=-1)
     weight, steps = levels(node, node.ins[2]), node.ins[3]
     if steps is None or steps.quantization is None:
         node.unsupported(f"{steps} has no scale")
     points = const(np.int32(128)), const(np.int32(weight.point))
-    made = op.add(qnn.dense(seen, node.expr(2), *points, _ONE, _ONE), node.expr(3))
+    sums = op.add(qnn.dense(concatenated, node.expr(2), *points, _ONE, _ONE), node.expr(3))
     factor = 4096 * float(np.float32(steps.quantization.scale[0]))
-    gates = _within(scaled_upward(made, factor), "int16")
-    parts = op.split(gates, 4, axis=-1)
+    gates = _within(scaled_upward(sums, factor), "int16")
+    gate_sums = op.split(gates, 4, axis=-1)
     functions = (_SHORT.sigmoid, _SHORT.tanh, _SHORT.sigmoid, _SHORT.sigmoid)
     take, new, keep, show = (
-        _looked_up(part, function, _GATE_BITS)
-        for part, function in zip(parts, functions, strict=True)
+        _looked_up(gate_sum, function, _GATE_BITS)
+        for gate_sum, function in zip(gate_sums, functions, strict=True)
     )
-    kept = _upward(op.multiply(keep, op.cast(node.expr(4), "int32")))
-    taken = _shifted(_upward(op.multiply(take, new)), _CELL_BITS)
-    cell = _within(op.add(taken, kept), "int16")
+    retained = _upward(op.multiply(keep, op.cast(node.expr(4), "int32")))
+    added = _shifted(_upward(op.multiply(take, new)), _CELL_BITS)
+    cell = _within(op.add(added, retained), "int16")
     shown = _upward(op.multiply(show, _looked_up(cell, _SHORT.tanh, _CELL_BITS)))
     output = op.add(_within(_shifted(shown, 8), "int8"), const(np.int32(128)))
-    return [op.cast(output, "uint8"), op.cast(cell, "int16"), seen, op.cast(gates, "int16")]
+    return [op.cast(output, "uint8"), op.cast(cell, "int16"), concatenated, op.cast(gates, "int16")]
 
 
 def _upward(product: Expr) -> Expr:
-    """A product of two numbers with 15 bits behind the point, as such a number, midway upward."""
+    """Return a product of two numbers with 15 fraction bits, with 15 fraction bits, rounded half
+    up.
+    """
     return op.right_shift(op.add(product, const(np.int32(1 << 14))), const(np.int32(15)))
 
 
@@ -291,8 +307,9 @@ def _upward(product: Expr) -> Expr:
 
 
 def svdf(node: Node) -> Expr:
-    """(data, features [filters, inputs], times of int16, bias, state of int16). Its kernel leaves
-    the activation to the limits of the output.
+    """Convert SVDF (data, features [filters, inputs], time weights of int16, bias, state of int16).
+
+    The kernel leaves the activation to the limits of the output.
     """
     data, features, weights, state, result = (
         levels(node, t) for t in (*node.ins[:3], node.ins[4], node.outs[0])
@@ -300,9 +317,9 @@ def svdf(node: Node) -> Expr:
     kinds = [s.dtype for s in (data, features, weights, state, result)]
     if kinds != ["int8", "int8", "int16", "int16", "int8"]:
         node.unsupported(f"tensors of {', '.join(kinds)}: a kernel of int8 and int16 is here")
-    made = _dense(node.expr(0), node.expr(1), data.point)
-    seen = _within(scaled(made, float(data.scale * features.scale / state.scale)), "int16")
-    total = remembered(node, op.cast(seen, "int16"), op.cast(node.expr(2), "int32"))
+    products = _dense(node.expr(0), node.expr(1), data.point)
+    filtered = _within(scaled(products, float(data.scale * features.scale / state.scale)), "int16")
+    total = remembered(node, op.cast(filtered, "int16"), op.cast(node.expr(2), "int32"))
     bias = given(node, 3)
     total = total if bias is None else op.add(total, bias)
     moved = scaled(total, float(state.scale * weights.scale / result.scale))

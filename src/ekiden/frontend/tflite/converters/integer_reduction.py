@@ -28,7 +28,7 @@ from ekiden.topi.shape import known
 
 
 def _axes(node: Node) -> tuple[tuple[int, ...], int]:
-    """The axes, and how many elements become one."""
+    """Return the reduced axes and the number of elements reduced to one."""
     axes = tuple(dict.fromkeys(node.axis(a, node.rank(0)) for a in node.axes(1)))
     extents = [known(node.shape(0)[a]) for a in axes]
     if None in extents or 0 in extents:
@@ -37,12 +37,12 @@ def _axes(node: Node) -> tuple[tuple[int, ...], int]:
 
 
 def _quotient(source: Levels, result: Levels) -> float:
-    """By how much steps of one are larger than those of the other."""
+    """Return the ratio of two tensors' scales."""
     return float(source.scale) / float(result.scale)
 
 
 def _moved_sum(node: Node, source: Levels) -> tuple[Expr, int]:
-    """The sum of what the numbers are from the zero point, as int32, and how many they are."""
+    """Return the sum of numbers less the zero point, as int32, and their count."""
     axes, count = _axes(node)
     if source.dtype == "int16" and count >= 1 << 16:
         node.unsupported(f"{count} numbers of int16, whose sum is beyond int32")
@@ -53,25 +53,28 @@ def _moved_sum(node: Node, source: Levels) -> tuple[Expr, int]:
 
 
 def mean(node: Node) -> Expr:
-    """The sum times a multiplier that holds the number of elements."""
+    """Convert MEAN: the sum times a multiplier that includes the element count."""
     source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
     moved, count = _moved_sum(node, source)
-    whole, exponent = fixed_point(np.asarray(_quotient(source, result)))
+    mantissa, exponent = fixed_point(np.asarray(_quotient(source, result)))
     shift = min(count.bit_length() - 1, 32, 31 + int(exponent))
-    factor = (int(whole) << shift) // count
+    # The division by the element count is folded into the fixed-point multiplier.
+    factor = (int(mantissa) << shift) // count
     return stored(node, times_whole(moved, factor, int(exponent) - shift, "TWICE"))
 
 
 def total(node: Node) -> Expr:
-    """The sum of what the numbers are from the zero point, rescaled."""
+    """Convert SUM: the sum of numbers less the zero point, rescaled."""
     source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
     moved, _ = _moved_sum(node, source)
     return stored(node, scaled(moved, _quotient(source, result)))
 
 
 def product(node: Node) -> Expr:
-    """Step by step in the order of memory. Each step is rescaled by what the whole is, to the power
-    of 1 / steps, and so is the last one's result, so that products of many numbers stay in int32:
+    """Convert REDUCE_PROD element by element in memory order.
+
+    Each step is rescaled by the total multiplier to the power of 1 / steps, and so is the last
+    one's result, so that products of many numbers stay in int32:
 
         p = q[0] - point,  p = rescaled(p * (q[i] - point)),  rescaled(p) + the result's point
     """
@@ -87,20 +90,22 @@ def product(node: Node) -> Expr:
         wide = op.multiply(op.cast(states[0], "int64"), op.cast(rows[0], "int64"))
         return [scaled_wide(wide, multiplier)]
 
-    first, rest = _steps(node, centred(node.expr(0), source.point), axes)
+    first, remaining = _steps(node, centred(node.expr(0), source.point), axes)
     if count > 1:
-        _, (last,) = scanned(node, [rest], [node.given(first)], step)
+        _, (last,) = scanned(node, [remaining], [node.given(first)], step)
         first = node.scope.expr(last)
-    made = stored(node, scaled_wide(op.cast(first, "int64"), multiplier))
+    reduced = stored(node, scaled_wide(op.cast(first, "int64"), multiplier))
     for axis in sorted(axes) if node.option("KeepDims") else ():
-        made = op.expand_dims(made, axis)
-    return made
+        reduced = op.expand_dims(reduced, axis)
+    return reduced
 
 
 def _steps(node: Node, data: Expr, axes: Sequence[int]) -> tuple[Expr, Expr]:
-    """(the first, the others along a first axis) of what axes hold, in the order of memory."""
-    kept = [a for a in range(node.rank(0)) if a not in axes]
-    flat = op.transpose(data, [*sorted(axes), *kept])
+    """Return the first, and the other elements of the reduced axes along a first axis, in memory
+    order.
+    """
+    kept_axes = [a for a in range(node.rank(0)) if a not in axes]
+    flat = op.transpose(data, [*sorted(axes), *kept_axes])
     for _ in axes[1:]:
         flat = op.reshape(flat, [-3, -2])
     first = op.take(flat, const(np.int64(0)), axis=0)
@@ -108,8 +113,10 @@ def _steps(node: Node, data: Expr, axes: Sequence[int]) -> tuple[Expr, Expr]:
 
 
 def _lined(function: Callable[[Array], Array], low: float, high: float) -> Array:
-    """A function for each number of int16, which go from `low` to `high`, with 15 bits behind the
-    point: on lines between 512 values, which are moved by half of what a line's middle is off.
+    """Tabulate a function for each int16 number, spanning `low` to `high`, with 15 fraction bits,
+    by linear interpolation of 512 intervals.
+
+    Interval starts are moved by half of the deviation at the interval's middle.
     """
     steps = np.linspace(low, high, 513)
     true = np.round(function(steps) * 32768)
@@ -118,63 +125,66 @@ def _lined(function: Callable[[Array], Array], low: float, high: float) -> Array
     true[:-1] -= np.trunc((between - middle) / 2 + np.copysign(0.5, between - middle))
     table = np.clip(true, -32768, 32767).astype(np.int64)
     number = np.arange(1 << 16)
-    place, rest = number >> 7, number & 127
-    return np.asarray(table[place] + ((np.diff(table)[place] * rest + 64) >> 7))
+    interval, offset = number >> 7, number & 127
+    return np.asarray(table[interval] + ((np.diff(table)[interval] * offset + 64) >> 7))
 
 
 def _softmax_of_int16(node: Node) -> Expr:
-    """Tables of lines: exp from -10 to 0, then 1 / (1 + x), of the sum behind its first bit."""
+    """Convert SOFTMAX of int16 by interpolated tables: exp from -10 to 0, then 1 / (1 + x) of the
+    normalised sum.
+    """
     source = levels(node, node.ins[0])
     factor = float(source.scale) * float(node.option("Beta", 1)) / (10.0 / 65535)
     apart = np.arange(-65535, 1, dtype=np.int64)
-    places = np.clip(times_array(apart, factor, "TWICE") + 65535, 0, 65535)
-    table = const(_lined(np.exp, -10.0, 0.0)[places].astype(np.int32))
+    table_indices = np.clip(times_array(apart, factor, "TWICE") + 65535, 0, 65535)
+    table = const(_lined(np.exp, -10.0, 0.0)[table_indices].astype(np.int32))
     x = centred(node.expr(0), 0)
     index = op.add(op.subtract(x, op.max(x, axis=-1, keepdims=True)), const(np.int32(65535)))
-    made = op.cast(op.take(table, index, mode="fast"), "int64")
-    sums = op.sum(made, axis=-1, keepdims=True)
+    exponentials = op.cast(op.take(table, index, mode="fast"), "int64")
+    sums = op.sum(exponentials, axis=-1, keepdims=True)
     zeros, one = gemmlowp.leading_zeros(sums), const(np.int64(1))
     behind = op.left_shift(sums, op.subtract(zeros, one))
     behind = op.right_shift(op.add(behind, const(np.int64(1 << 13))), const(np.int64(14)))
-    place = op.clip(op.subtract(behind, const(np.int64(1 << 16))), 0, 65535)
+    inverse_index = op.clip(op.subtract(behind, const(np.int64(1 << 16))), 0, 65535)
     inverse = const(_lined(lambda v: 1 / (1 + v), 0.0, 1.0))
-    made = op.multiply(made, op.take(inverse, place, mode="fast"))
+    exponentials = op.multiply(exponentials, op.take(inverse, inverse_index, mode="fast"))
     shift = op.subtract(const(np.int64(31)), zeros)
     half = op.right_shift(op.left_shift(one, shift), one)
-    return op.cast(op.clip(op.right_shift(op.add(made, half), shift), 0, 32767), "int16")
+    return op.cast(op.clip(op.right_shift(op.add(exponentials, half), shift), 0, 32767), "int16")
 
 
 def l2_normalization(node: Node) -> Expr:
-    """Rows over their lengths, in steps of 1 / 128."""
+    """Convert L2_NORMALIZATION: rows over their lengths, in steps of 1 / 128."""
     source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
     if result.scale != np.float32(1 / 128):
         node.unsupported(f"the scale of {node.outs[0]} is not 1 / 128")
     x = op.cast(centred(node.expr(0), source.point), "int64")
     squares = op.sum(op.multiply(x, x), axis=-1, keepdims=True)
     root = gemmlowp.inverse_root(node.scope.expr(node.given(squares)))
-    factor, shift = (node.scope.expr(node.given(each)) for each in root)
+    factor, shift = (node.scope.expr(node.given(root_part)) for root_part in root)
     bits, none = const(np.int64(7)), const(np.int64(0))
     if source.dtype == "uint8":
-        made = gemmlowp.product(op.left_shift(x, bits), factor)
+        products = gemmlowp.product(op.left_shift(x, bits), factor)
     else:  # the shift by 7 is part of the one that rounds
-        made = gemmlowp.product(
+        products = gemmlowp.product(
             op.left_shift(x, op.maximum(op.subtract(bits, shift), none)), factor
         )
         shift = op.maximum(op.subtract(shift, bits), none)
-    return stored(node, op.cast(gemmlowp.shifted(made, shift), "int32"))
+    return stored(node, op.cast(gemmlowp.shifted(products, shift), "int32"))
 
 
 def softmax(node: Node) -> Expr:
-    """Of bytes by gemmlowp's functions, of int16 by tables."""
+    """Convert SOFTMAX: of bytes by gemmlowp's functions, of int16 by tables."""
     is_wide = levels(node, node.ins[0]).dtype == "int16"
     return _softmax_of_int16(node) if is_wide else _softmax_of_bytes(node)
 
 
 @dataclass(frozen=True, slots=True)
 class _Powers:
-    """Rows of bytes as their distances from the largest number of each, none above 0, and what
-    gemmlowp makes of each distance: `real`, the distance with 5 bits before the point, and `table`,
-    its exponential with none, 0 beyond `radius`. `index` finds them.
+    """Exponentials of the rows of a byte tensor, by distance from the row's maximum.
+
+    `real` is each distance with 5 integer bits, `table` its exponential with none, 0 beyond
+    `radius`; `index` looks them up.
     """
 
     distance: Expr
@@ -186,11 +196,11 @@ class _Powers:
 
     @staticmethod
     def of(node: Node, beta: float) -> _Powers:
-        """Those of the operator's first input."""
+        """Compute the exponentials of the operator's first input."""
         scale = float(levels(node, node.ins[0]).scale)
         factor = min(beta * scale * (1 << 26), float((1 << 31) - 1))
-        _, left = fixed_point(np.asarray(factor, np.float64))
-        radius = math.floor(31 * (1 << 26) / (1 << int(left)))
+        _, exponent = fixed_point(np.asarray(factor, np.float64))
+        radius = math.floor(31 * (1 << 26) / (1 << int(exponent)))
         apart = np.arange(-255, 1, dtype=np.int64)
         real = times_array(apart, factor, "TWICE")
         table = np.where(apart >= -radius, gemmlowp.Fixed(31).exp(real, 5), 0).astype(np.int32)
@@ -200,43 +210,47 @@ class _Powers:
         return _Powers(distance, index, radius, factor, real.astype(np.int32), table)
 
     def taken(self, table: Array) -> Expr:
-        """What a table has for each number."""
+        """Look up each number in a table."""
         return op.take(const(table), self.index, mode="fast")
 
     def sums(self) -> Expr:
-        """The sum of each row's exponentials, with 12 bits before the point, as int64."""
+        """Return the sum of each row's exponentials, with 12 integer bits, as int64."""
         shifted = ((self.table.astype(np.int64) + (1 << 11)) >> 12).astype(np.int32)
         return op.cast(op.sum(self.taken(shifted), axis=-1, keepdims=True), "int64")
 
 
 def _softmax_of_bytes(node: Node) -> Expr:
-    """gemmlowp's: a table of exponentials, over their sum by three steps of Newton's."""
+    """Convert SOFTMAX of bytes as gemmlowp does: a table of exponentials, times the reciprocal of
+    their sum by three Newton steps.
+    """
     result = levels(node, node.outs[0])
     powers = _Powers.of(node, float(node.option("Beta", 1)))
     zeros, scale = gemmlowp.reciprocal(powers.sums())
     bits = 8 * to_numpy(result.dtype).itemsize
     shift = op.subtract(const(np.int64(12 + 31 - bits)), zeros)
     wide = op.cast(powers.taken(powers.table), "int64")
-    made = gemmlowp.shifted(gemmlowp.product(wide, scale), shift)
+    quotients = gemmlowp.shifted(gemmlowp.product(wide, scale), shift)
     low, high = result.limits
-    made = op.clip(op.add(made, const(np.int64(low))), low, high)
+    quotients = op.clip(op.add(quotients, const(np.int64(low))), low, high)
     outside = op.less(powers.distance, const(np.int32(-powers.radius)))
-    return op.where(outside, const(low, result.dtype), op.cast(made, result.dtype))
+    return op.where(outside, const(low, result.dtype), op.cast(quotients, result.dtype))
 
 
 def log_softmax(node: Node) -> Expr:
-    """The distances less the logarithm of the exponentials' sum, in steps of 1 / 16 below 0."""
+    """Convert LOG_SOFTMAX: the distances less the logarithm of the exponentials' sum, in steps of 1
+    / 16 below 0.
+    """
     result = levels(node, node.outs[0])
     low, high = result.limits
     if result.scale != np.float32(1 / 16) or result.point != high:
         node.unsupported(f"{node.outs[0]} is not in steps of 1 / 16 below {high}")
     powers = _Powers.of(node, 1.0)
     logs = gemmlowp.log(node.scope.expr(node.given(powers.sums())), 12, 5)
-    whole, left = fixed_point(np.asarray(powers.factor, np.float64))
-    least = op.cast(op.subtract(logs, const(np.int64(1 << 31))), "int32")
-    back = scaled(least, float(np.ldexp(1.0, 31 - int(left)) / float(whole)))
+    mantissa, exponent = fixed_point(np.asarray(powers.factor, np.float64))
+    lowest_distance = op.cast(op.subtract(logs, const(np.int64(1 << 31))), "int32")
+    back = scaled(lowest_distance, float(np.ldexp(1.0, 31 - int(exponent)) / float(mantissa)))
     outside = op.less_equal(powers.distance, op.maximum(back, const(np.int32(~powers.radius))))
     apart = op.subtract(op.cast(powers.taken(powers.real), "int64"), logs)
-    made = op.add(gemmlowp.shifted(apart, const(np.int64(22))), const(np.int64(high)))
-    made = op.cast(op.clip(made, low, high), result.dtype)
-    return op.where(outside, const(low, result.dtype), made)
+    logarithms = op.add(gemmlowp.shifted(apart, const(np.int64(22))), const(np.int64(high)))
+    logarithms = op.cast(op.clip(logarithms, low, high), result.dtype)
+    return op.where(outside, const(low, result.dtype), logarithms)

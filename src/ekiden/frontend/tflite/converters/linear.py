@@ -1,4 +1,4 @@
-"""Convolutions, pools and products."""
+"""Convolutions, pooling and matrix products."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ekiden.topi.shape import Dim, known, tidy
 
 def _convolution(read: Reader) -> Converter:
     def convert(node: Node) -> Expr:
-        """The convolution of NHWC data, the weight transposed to HWIO."""
+        """Convert the convolution of NHWC data, with the weight transposed to HWIO."""
         at = read(node)
         weight = op.transpose(node.expr(1), at.order)
         return biased(node, shared.convolution(
@@ -40,7 +40,7 @@ def _convolution(read: Reader) -> Converter:
 
 
 def _transposed_of(node: Node, data: Expr, weight: Expr) -> Expr:
-    """(shape of the result, weights (out, height, width, in), data)"""
+    """Convert TRANSPOSE_CONV (output shape, weights (out, height, width, in), data)."""
     window = window_of(node, shared.weight_extents(node, 1, 4)[1:3], 2, False)
     return _transposed(node, data, weight, window, node.axes(0, "output shape")[1:3])
 
@@ -54,44 +54,49 @@ def _transpose_conv_of_integers(node: Node) -> Expr:
 
 
 def _transpose_conv_bias(node: Node) -> Expr:
-    """MediaPipe's: (data, weights, bias), the shape of the result as the padding implies."""
+    """Convert MediaPipe's Convolution2DTransposeBias (data, weights, bias), whose output shape
+    follows from the padding.
+    """
     raw = node.operation.custom
     if len(raw) < 12:
         node.unsupported("its options are cut short")
+    # TfLiteTransposeConvParams: padding, stride_width, stride_height as little-endian int32.
     same, width, height = (int.from_bytes(raw[i : i + 4], "little") for i in (0, 4, 8))
     node.stated = {"Padding": 0 if same == 1 else 1, "StrideH": height, "StrideW": width}
     window = window_of(node, shared.weight_extents(node, 1, 4)[1:3], 0, False)
-    wanted = [
+    output_extents = [
         tidy(e * s if same == 1 else (e - 1) * s + reach)
         for e, s, reach in zip(node.shape(0)[1:3], window.strides, window.reach, strict=True)
     ]
-    made = _transposed(node, node.expr(0), node.expr(1), window, wanted)
-    return op.add(made, node.expr(2)) if node.optional(2) is not None else made
+    convolved = _transposed(node, node.expr(0), node.expr(1), window, output_extents)
+    return op.add(convolved, node.expr(2)) if node.optional(2) is not None else convolved
 
 
 def _transposed(
-    node: Node, data: Expr, weight: Expr, window: Window, wanted: Sequence[Dim]
+    node: Node, data: Expr, weight: Expr, window: Window, output_extents: Sequence[Dim]
 ) -> Expr:
     is_same, turned = node.option("Padding") == SAME, op.transpose(weight, (3, 0, 1, 2))
-    return shared.transposed_convolution(node, data, turned, window, wanted, "NHWC", is_same)
+    return shared.transposed_convolution(
+        node, data, turned, window, output_extents, "NHWC", is_same
+    )
 
 
 def _pool(pool: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
-        """The pooling with the activation behind it."""
+        """Convert the pooling, followed by the fused activation."""
         return node.activated(pool(node, node.expr(0), pool_window(node), "NHWC"))
 
     return convert
 
 
 def _l2_pool(node: Node) -> Expr:
-    """The roots of the means of squares."""
+    """Convert L2_POOL_2D: the root of each window's mean square."""
     square = op.multiply(node.expr(0), node.expr(0))
     return node.activated(op.sqrt(shared.average_pool(node, square, pool_window(node), "NHWC")))
 
 
 def _conv3d(node: Node) -> Expr:
-    """Of NDHWC data by weights (depth, height, width, in, out)."""
+    """Convert CONV_3D of NDHWC data by weights (depth, height, width, in, out)."""
     *kernel, depth, out = shared.weight_extents(node, 1, 5)
     channels = known(node.shape(0)[4]) or depth
     return biased(node, shared.convolution(
@@ -101,14 +106,19 @@ def _conv3d(node: Node) -> Expr:
 
 
 def _conv3d_transpose(node: Node) -> Expr:
-    """(shape of the result, weights (depth, height, width, out, in), data, bias)"""
+    """Convert CONV_3D_TRANSPOSE (output shape, weights (depth, height, width, out, in), data,
+    bias).
+    """
     window = window_of(node, shared.weight_extents(node, 1, 5)[:3], 2)
-    weight, wanted = op.transpose(node.expr(1), (4, 3, 0, 1, 2)), node.axes(0, "output shape")[1:4]
-    is_same = node.option("Padding") == SAME
-    made = shared.transposed_convolution(
-        node, node.expr(2), weight, window, wanted, "NDHWC", is_same
+    weight, output_extents = (
+        op.transpose(node.expr(1), (4, 3, 0, 1, 2)),
+        node.axes(0, "output shape")[1:4],
     )
-    return biased(node, made, 3)
+    is_same = node.option("Padding") == SAME
+    convolved = shared.transposed_convolution(
+        node, node.expr(2), weight, window, output_extents, "NDHWC", is_same
+    )
+    return biased(node, convolved, 3)
 
 
 def _fully_connected(node: Node) -> Expr:
@@ -116,8 +126,8 @@ def _fully_connected(node: Node) -> Expr:
 
 
 def _batch_matmul(node: Node) -> Expr:
-    """Matrices of the last two axes; those before broadcast. Bytes give wide sums where the output
-    is wide.
+    """Convert BATCH_MATMUL over the last two axes, leading ones broadcast; bytes are widened where
+    the output is wide.
     """
     wide = node.outs[0].dtype
     a, b = (op.cast(e, wide) if node.dtype(i) != wide else e for i, e in enumerate(node.exprs()))

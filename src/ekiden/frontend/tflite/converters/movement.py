@@ -1,4 +1,4 @@
-"""Operators that move, choose or repeat elements, and shapes."""
+"""Data movement, and shapes."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def _concatenation(node: Node) -> Result:
 
 
 def _concatenation_of_integers(node: Node) -> Result:
-    """Numbers of uint8 that have other scales than the result become its own, in single precision;
-    the kernels of others take them as they are.
+    """Convert CONCATENATION of quantised tensors: uint8 of other scales is requantized in single
+    precision; other kernels copy the numbers.
     """
-    result, parts = levels(node, node.outs[0]), []
+    result, operands = levels(node, node.outs[0]), []
     for index, tensor in enumerate(node.ins):
-        source, made = levels(node, tensor), node.expr(index)
+        source, operand = levels(node, tensor), node.expr(index)
         if source != result:
             if result.dtype != "uint8" or source.dtype != "uint8":
                 node.unsupported(
@@ -54,18 +54,18 @@ def _concatenation_of_integers(node: Node) -> Result:
             scale = source.scale * (np.float32(1) / result.scale)
             steps = np.arange(256, dtype=np.float32) * scale + np.float32(-source.point) * scale
             table = np.trunc(steps + np.copysign(np.float32(0.5), steps)) + result.point
-            index_of = op.cast(made, "int32")
-            made = op.take(const(np.clip(table, 0, 255).astype(np.uint8)), index_of, mode="fast")
-        parts.append(made)
-    return op.concatenate(parts, axis=node.axis(node.option("Axis"), node.rank(0)))
+            index_of = op.cast(operand, "int32")
+            operand = op.take(const(np.clip(table, 0, 255).astype(np.uint8)), index_of, mode="fast")
+        operands.append(operand)
+    return op.concatenate(operands, axis=node.axis(node.option("Axis"), node.rank(0)))
 
 
 def _pack(node: Node) -> Result:
     axis = node.axis(node.option("Axis"), node.rank(0) + 1)
     values = [node.value(i) for i in range(len(node.inputs))]
     if all(v.is_known for v in values):
-        parts = [np.expand_dims(v.elements, axis) for v in values]
-        return known(concatenated(parts, axis), node.dtype(0))
+        expanded = [np.expand_dims(v.elements, axis) for v in values]
+        return known(concatenated(expanded, axis), node.dtype(0))
     return op.stack(node.exprs(), axis=axis)
 
 
@@ -97,13 +97,13 @@ def _squeeze_rule(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 def _zero(node: Node) -> float:
-    """Return the number that stands for zero in the output."""
+    """Return the stored number of zero in the output."""
     steps = node.outs[0].quantization
     return float(steps.zero_point[0]) if steps else 0.0
 
 
 def _pad(node: Node) -> Expr:
-    """With a number, else with what stands for zero."""
+    """Convert PAD and PADV2, with a value, else with the stored zero."""
     return shared.pad(node, node.expr(2) if node.optional(2) is not None else _zero(node))
 
 
@@ -112,7 +112,7 @@ def _mirror_pad(node: Node) -> Expr:
 
 
 def _axes_to_squeeze(node: Node) -> list[int]:
-    """Return the axes that go, from the front; none where all of extent 1 do."""
+    """Return the squeezed axes, counted from the front; none where all of extent 1 are squeezed."""
     options = node.operation.options
     has = options is not None and options.SqueezeDimsLength()
     axes = options.SqueezeDimsAsNumpy() if has else ()
@@ -120,7 +120,7 @@ def _axes_to_squeeze(node: Node) -> list[int]:
 
 
 def _rank_of_elements(node: Node) -> int:
-    """Return the rank of an input; the pairs of complex numbers are no axis."""
+    """Return the rank of an input; the (real, imaginary) axis of complex numbers does not count."""
     is_complex = node.ins[0] is not None and node.ins[0].dtype == "complex64"
     return node.rank(0) - is_complex
 
@@ -147,27 +147,32 @@ def _space_to_batch(node: Node) -> Expr:
 
 
 def _resize_bilinear_of_integers(node: Node) -> Expr:
-    """Ten bits of each coordinate, as the reference kernel has it; that of uint8 computes in
-    floats."""
+    """Convert RESIZE_BILINEAR with 10 fraction bits per coordinate, as the reference kernel; that
+    of uint8 computes in floats.
+    """
     kind = node.dtype(0)
     if levels(node, node.ins[0]) != levels(node, node.outs[0]):
         node.unsupported(f"{node.ins[0]} and {node.outs[0]} must have one scale")
     sizes = list(zip(node.extents(0, (1, 2)), node.axes(1, "size"), strict=True))
     if any(extent is None for extent, _ in sizes):
         node.unsupported(f"{node.ins[0]} must have a known height and width")
-    known_sizes = [(extent or 0, wanted) for extent, wanted in sizes]
+    known_sizes = [(extent or 0, target) for extent, target in sizes]
     if kind == "uint8":
         return _resize_by_floats(node, known_sizes)
     wide = "int64" if kind == "int16" else "int32"
-    made: Expr = op.cast(node.expr(0), wide)
+    interpolated: Expr = op.cast(node.expr(0), wide)
     for axis, size in zip((1, 2), known_sizes, strict=True):
-        made = _between(made, wide, axis, *_neighbours(node, *size))
-    half = op.where(op.greater(made, const(0, wide)), const(1 << 19, wide), const(-1 << 19, wide))
-    return op.cast(op.trunc_divide(op.add(made, half), const(1 << 20, wide)), kind)
+        interpolated = _between(interpolated, wide, axis, *_neighbours(node, *size))
+    half = op.where(
+        op.greater(interpolated, const(0, wide)), const(1 << 19, wide), const(-1 << 19, wide)
+    )
+    return op.cast(op.trunc_divide(op.add(interpolated, half), const(1 << 20, wide)), kind)
 
 
 def _resize_by_floats(node: Node, sizes: Sequence[tuple[int, int]]) -> Expr:
-    """The four corners in the reference kernel's order, then half a step more, cut off."""
+    """Interpolate the four corners in the reference kernel's order; add half a step and
+    truncate.
+    """
     down, right = (_float_neighbours(node, *size) for size in sizes)
     data, one = op.cast(node.expr(0), "float32"), np.float32(1)
     total: Expr = const(np.float32(0))
@@ -179,23 +184,24 @@ def _resize_by_floats(node: Node, sizes: Sequence[tuple[int, int]]) -> Expr:
     return op.cast(op.add(total, const(np.float32(0.5))), "uint8")
 
 
-def _float_neighbours(node: Node, extent: int, wanted: int) -> tuple[Array, Array, Array]:
-    """(first, second, weight of the second) for each place of an axis."""
-    more = int(bool(node.option("AlignCorners")) and wanted > 1)
-    step, half = np.float32(extent - more) / np.float32(wanted - more), np.float32(0.5)
-    at = np.arange(wanted).astype(np.float32)
+def _float_neighbours(node: Node, extent: int, target: int) -> tuple[Array, Array, Array]:
+    """Return (first, second, weight of the second) for each output position of an axis."""
+    more = int(bool(node.option("AlignCorners")) and target > 1)
+    step, half = np.float32(extent - more) / np.float32(target - more), np.float32(0.5)
+    at = np.arange(target).astype(np.float32)
     at = (at + half) * step - half if node.option("HalfPixelCenters") else at * step
     first = np.maximum(np.floor(at), 0).astype(np.int32)
     second = np.minimum(np.ceil(at), extent - 1).astype(np.int32)
     return first, second, (at - first.astype(np.float32)).astype(np.float32)
 
 
-def _neighbours(node: Node, extent: int, wanted: int) -> tuple[Array, Array, Array]:
-    """(first, second, weight of the second of 1024) for each place of an axis."""
-    more = int(bool(node.option("AlignCorners")) and wanted > 1)
-    to = wanted - more
+def _neighbours(node: Node, extent: int, target: int) -> tuple[Array, Array, Array]:
+    """Return (first, second, weight of the second, of 1024) for each output position of an axis."""
+    more = int(bool(node.option("AlignCorners")) and target > 1)
+    to = target - more
+    # A rounded scale with 10 fraction bits, as the reference kernel computes it.
     step = ((extent - more) * 1024 + to // 2) // to
-    at = np.arange(wanted) * step
+    at = np.arange(target) * step
     if node.option("HalfPixelCenters"):
         at = at + step // 2 - 512
     first = np.maximum(np.trunc(at / 1024).astype(np.int64), 0)
@@ -205,11 +211,11 @@ def _neighbours(node: Node, extent: int, wanted: int) -> tuple[Array, Array, Arr
 
 def _between(data: Expr, dtype: str, axis: int, first: Array, second: Array, weight: Array) -> Expr:
     shape = [-1 if i == axis else 1 for i in range(4)]
-    parts = []
-    for places, by in ((first, 1024 - weight), (second, weight)):
-        row = op.take(data, const(places.astype(np.int32)), axis=axis)
-        parts.append(op.multiply(row, const(by.reshape(shape), dtype)))
-    return op.add(*parts)
+    terms = []
+    for indices, factors in ((first, 1024 - weight), (second, weight)):
+        row = op.take(data, const(indices.astype(np.int32)), axis=axis)
+        terms.append(op.multiply(row, const(factors.reshape(shape), dtype)))
+    return op.add(*terms)
 
 
 # fmt: off

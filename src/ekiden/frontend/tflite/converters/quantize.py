@@ -1,4 +1,4 @@
-"""Between floats and quantised tensors."""
+"""Quantization and dequantization."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from ekiden.relay.qnn import op as qnn
 
 
 def _numbers(node: Node, tensor: Tensor | None) -> tuple[np.float32, int]:
-    """The scale and the zero point of a tensor that has one of each."""
+    """Return the scale and zero point of a per-tensor quantised tensor."""
     if tensor is None or tensor.quantization is None or len(tensor.quantization.scale) != 1:
         node.unsupported(f"{tensor} has not one scale")
-    found = tensor.quantization
-    return np.float32(found.scale[0]), found.zero_point[0]
+    quantization = tensor.quantization
+    return np.float32(quantization.scale[0]), quantization.zero_point[0]
 
 
 def _steps(node: Node, tensor: Tensor | None) -> tuple[Expr, Expr, int]:
-    """The scale, the zero point and the axis of a tensor that must be quantised."""
+    """Return the scale, zero point and axis of a tensor that must be quantised."""
     if tensor is None or tensor.quantization is None:
         node.unsupported(f"{tensor} has no scale")
-    found = tensor.quantization
-    scale, point = np.array(found.scale, np.float32), np.array(found.zero_point, np.int32)
+    quantization = tensor.quantization
+    scale, point = (
+        np.array(quantization.scale, np.float32),
+        np.array(quantization.zero_point, np.int32),
+    )
     if scale.size == 1:
         return const(scale.reshape(())), const(point.reshape(())), -1
-    return const(scale), const(point), found.axis
+    return const(scale), const(point), quantization.axis
 
 
 def _quantize(node: Node) -> Expr:
@@ -42,15 +45,15 @@ def _quantize(node: Node) -> Expr:
 
 
 def _requantize_wide(node: Node) -> Expr:
-    """From or to int32, of which there is no table; the kernels keep int32 within no limits."""
+    """Requantize from or to int32, without a table; the kernels do not clip int32."""
     (scale, point), (step, zero) = (_numbers(node, t) for t in (node.ins[0], node.outs[0]))
     data = op.subtract(op.cast(node.expr(0), "int32"), const(np.int32(point)))
-    made = scaled(data, float(np.float64(scale) / np.float64(step)))
-    made = op.add(made, const(np.int32(zero)))
+    rescaled = scaled(data, float(np.float64(scale) / np.float64(step)))
+    rescaled = op.add(rescaled, const(np.int32(zero)))
     kind = node.outs[0].dtype
     if kind == "int32":
-        return made
-    return op.cast(op.clip(made, *Levels(step, zero, kind).limits), kind)
+        return rescaled
+    return op.cast(op.clip(rescaled, *Levels(step, zero, kind).limits), kind)
 
 
 def _dequantize(node: Node) -> Expr:
@@ -61,18 +64,18 @@ def _dequantize(node: Node) -> Expr:
 
 
 def _densify(node: Node) -> Expr:
-    """A sparse constant, which was read as a dense one."""
+    """Return a sparse constant, which was densified when it was read."""
     return node.expr(0)
 
 
 def _fake_quant(node: Node) -> Expr:
-    """Floats as after quantising and back; the range is nudged so that zero is a level."""
+    """Convert FAKE_QUANT: quantise and dequantise; the range is nudged so that zero is a level."""
     low, high = float(node.option("Min")), float(node.option("Max"))
-    least = 1 if node.option("NarrowRange") else 0
-    most = (1 << int(node.option("NumBits"))) - 1
-    step = np.float32((high - low) / (most - least))
-    zero = np.clip(np.round(least - low / step), least, most)
-    low, high = float((least - zero) * step), float((most - zero) * step)
+    lowest_level = 1 if node.option("NarrowRange") else 0
+    highest_level = (1 << int(node.option("NumBits"))) - 1
+    step = np.float32((high - low) / (highest_level - lowest_level))
+    zero = np.clip(np.round(lowest_level - low / step), lowest_level, highest_level)
+    low, high = float((lowest_level - zero) * step), float((highest_level - zero) * step)
     shifted = op.subtract(op.clip(node.expr(0), low, high), const(np.float32(low)))
     levels_ = op.floor(op.add(op.divide(shifted, const(step)), const(np.float32(0.5))))
     return op.add(op.multiply(levels_, const(step)), const(np.float32(low)))

@@ -1,5 +1,6 @@
-"""Random tensors. Their numbers follow from the seeds of an operator, or from its place where both
-are 0: every run of a model draws the same, and not what TensorFlow Lite draws.
+"""Random tensors, seeded by the operator's seeds, or by its name where both are 0.
+
+Every run of a model draws the same numbers, which are not those of TensorFlow Lite.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ def _normal(node: Node) -> Expr:
 
 
 def _multinomial(node: Node) -> Expr:
-    """(logits [rows, classes], how many)"""
+    """Convert MULTINOMIAL (logits [rows, classes], count)."""
     (count,) = node.axes(1, "num_samples")
     weights = op.nn.softmax(node.expr(0), axis=-1)
-    found = TupleGetItem(op.random.multinomial(_generator(node), weights, count), 1)
-    return op.cast(found, node.outs[0].dtype)
+    samples = TupleGetItem(op.random.multinomial(_generator(node), weights, count), 1)
+    return op.cast(samples, node.outs[0].dtype)
 
 
 # fmt: off

@@ -27,11 +27,11 @@ from ekiden.runtime.lazy_dataclass import dataclass
 VARIABLE = ("variable",)
 
 
-def _sum(parts: Sequence[Expr | None]) -> Expr:
-    found = [p for p in parts if p is not None]
-    total = found[0]
-    for each in found[1:]:
-        total = op.add(total, each)
+def _sum(terms: Sequence[Expr | None]) -> Expr:
+    present = [p for p in terms if p is not None]
+    total = present[0]
+    for term in present[1:]:
+        total = op.add(total, term)
     return total
 
 
@@ -39,10 +39,12 @@ def _sum(parts: Sequence[Expr | None]) -> Expr:
 
 
 def _rnn_step(node: Node, weights: Sequence[int], bias: Expr) -> Step:
-    """The weights of each input, then those of the state, by index."""
+    """Return the step of an RNN; `weights` are the inputs with the weights of each operand, then of
+    the state.
+    """
 
     def step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
-        """The next state."""
+        """Compute the next state."""
         sides = zip((*rows, *states), weights, strict=True)
         return [node.activated(_sum([*(Operand(node, x).times(w) for x, w in sides), bias]))]
 
@@ -50,10 +52,10 @@ def _rnn_step(node: Node, weights: Sequence[int], bias: Expr) -> Step:
 
 
 def _rnn(node: Node) -> Expr:
-    """(data [batch, inputs], weights, weights of the state, bias, state)"""
+    """Convert RNN (data [batch, inputs], weights, recurrent weights, bias, state)."""
     step = _rnn_step(node, [1, 2], node.expr(3))
-    made = stepped(node, [op.expand_dims(node.expr(0), 0)], [4], step)
-    return op.squeeze(made, axis=[0])
+    outputs = stepped(node, [op.expand_dims(node.expr(0), 0)], [4], step)
+    return op.squeeze(outputs, axis=[0])
 
 
 def _sequence_rnn(node: Node) -> Expr:
@@ -62,33 +64,34 @@ def _sequence_rnn(node: Node) -> Expr:
 
 
 def _both_rnn(node: Node) -> list[Expr]:
-    """(data, then weights, weights of the state, bias, state of both directions, data beside, its
-    weights of both)
+    """Convert BIDIRECTIONAL_SEQUENCE_RNN (data; weights, recurrent weights, bias, state of both
+    directions; auxiliary data and weights).
     """
-    made = []
+    outputs = []
     for backwards, at, beside in ((False, 1, 10), (True, 5, 11)):
         data, weights = _sides(node, backwards, at, 9, beside)
         step = _rnn_step(node, [*weights, at + 1], node.expr(at + 2))
-        made.append(turned(node, stepped(node, data, [at + 3], step, backwards)))
-    return _merged(node, made)
+        outputs.append(turned(node, stepped(node, data, [at + 3], step, backwards)))
+    return _merged(node, outputs)
 
 
 def _sides(
-    node: Node, backwards: bool, weight: int, beside: int, beside_weight: int
+    node: Node, backwards: bool, weight: int, auxiliary: int, auxiliary_weight: int
 ) -> tuple[list[Expr], list[int]]:
-    """The data of a direction, and which inputs their weights are. Data beside without weights of
-    their own are what the way back sees.
+    """Return the data of a direction, and the inputs with their weights.
+
+    Auxiliary data without weights of their own are the backward direction's input.
     """
-    if node.optional(beside) is None:
+    if node.optional(auxiliary) is None:
         return [timed(node, 0)], [weight]
-    if node.optional(beside_weight) is not None:
-        both = [timed(node, 0), timed(node, beside)]
-        return both, [weight, beside_weight]
-    return [timed(node, beside if backwards else 0)], [weight]
+    if node.optional(auxiliary_weight) is not None:
+        both = [timed(node, 0), timed(node, auxiliary)]
+        return both, [weight, auxiliary_weight]
+    return [timed(node, auxiliary if backwards else 0)], [weight]
 
 
-def _merged(node: Node, made: Sequence[Expr]) -> list[Expr]:
-    return [op.concatenate(made, axis=2)] if node.option("MergeOutputs") else list(made)
+def _merged(node: Node, outputs: Sequence[Expr]) -> list[Expr]:
+    return [op.concatenate(outputs, axis=2)] if node.option("MergeOutputs") else list(outputs)
 
 
 # LSTM.
@@ -96,7 +99,7 @@ def _merged(node: Node, made: Sequence[Expr]) -> list[Expr]:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """Where the inputs of a cell stand: the first of four (i, f, g, o) or three (i, f, o)."""
+    """Input indices of an LSTM cell: the first of four (i, f, g, o) or three (i, f, o)."""
 
     inputs: int
     states: int
@@ -108,45 +111,52 @@ class _Cell:
     norms: int = -1
 
     def step(self, node: Node, count: int) -> Step:
-        """One step of `count` inputs."""
+        """Return one step of a cell with `count` data inputs."""
         makers = [self._gate(node, i, count) for i in range(4)]
         cell_clip, clip = (float(node.option(n)) for n in ("CellClip", "ProjClip"))
         bias = given(node, self.projection + 1)
         is_projected = node.optional(self.projection) is not None
 
         def step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
-            """(output, cell) from (output, cell)."""
+            """Compute (output, cell) from the previous (output, cell)."""
             output, cell = states
-            sides = [Operand(node, each) for each in (*rows, output)]
+            sides = [Operand(node, operand) for operand in (*rows, output)]
             gates = [None if make is None else make(sides) for make in makers]
-            made = lstm(gates, cell, node.activation, cell_clip)
+            result = lstm(gates, cell, node.activation, cell_clip)
             if not is_projected:
-                return [made.hidden, made.cell]
-            seen = _sum([Operand(node, made.hidden).times(self.projection), bias])
-            return [bounded(seen, clip), made.cell]
+                return [result.hidden, result.cell]
+            projection = _sum([Operand(node, result.hidden).times(self.projection), bias])
+            return [bounded(projection, clip), result.cell]
 
         return step
 
     def _gate(self, node: Node, at: int, count: int) -> Callable[[Sequence[Operand]], Gate] | None:
-        """(inputs of a step and the output before) -> what goes into the gate's activation."""
+        """Return the function from a step's operands to a gate's pre-activation; None where the
+        gate is absent.
+        """
         if at == 0 and node.optional(self.inputs) is None:
             return None
         weights = [self.inputs + at, *([self.beside + at] if count > 1 else []), self.states + at]
-        place = {0: 0, 1: 1, 3: 2}.get(at)
-        is_seen = place is not None and node.optional(self.peepholes + place) is not None
-        hole = real(node, self.peepholes + (place or 0)) if is_seen else None
+        peephole_index = {0: 0, 1: 1, 3: 2}.get(at)
+        is_seen = (
+            peephole_index is not None
+            and node.optional(self.peepholes + peephole_index) is not None
+        )
+        peephole = real(node, self.peepholes + (peephole_index or 0)) if is_seen else None
         bias = node.expr(self.biases + at)
         norm = None if self.norms < 0 else given(node, self.norms + at)
 
-        def made(sides: Sequence[Operand]) -> Gate:
-            """Layer normalisation, where there is one, comes before the bias."""
+        def pre_activation(sides: Sequence[Operand]) -> Gate:
+            """Compute the pre-activation; layer normalisation, where there is any, precedes the
+            bias.
+            """
             total = _sum([side.times(w) for side, w in zip(sides, weights, strict=True)])
             if norm is None:
-                return gate(op.add(total, bias), hole)
-            seen = gate(total, hole)
-            return lambda cell: op.add(op.multiply(normalised(seen(cell)), norm), bias)
+                return gate(op.add(total, bias), peephole)
+            unnormalised = gate(total, peephole)
+            return lambda cell: op.add(op.multiply(normalised(unnormalised(cell)), norm), bias)
 
-        return made
+        return pre_activation
 
 
 _ONE = _Cell(1, 5, 9, 12, 16, 18, norms=20)
@@ -160,46 +170,50 @@ def _sequence_lstm(node: Node) -> Expr:
 
 
 def _both_lstm(node: Node) -> list[Expr]:
-    made = []
+    outputs = []
     for cell in (_FORWARD, _BACK):
         backwards = cell is _BACK
         data, weights = _sides(node, backwards, cell.inputs + 1, 39, cell.beside + 1)
         step = cell.step(node, len(weights))
         states = [cell.output, cell.output + 1]
-        made.append(turned(node, stepped(node, data, states, step, backwards)))
-    return _merged(node, made)
+        outputs.append(turned(node, stepped(node, data, states, step, backwards)))
+    return _merged(node, outputs)
 
 
 def _lstm(node: Node) -> list[Expr] | Expr:
     if node.option("KernelType"):
         return _basic_lstm(node)
-    made = stepped(node, [op.expand_dims(node.expr(0), 0)], [18, 19], _ONE.step(node, 1))
-    return op.squeeze(made, axis=[0])
+    outputs = stepped(node, [op.expand_dims(node.expr(0), 0)], [18, 19], _ONE.step(node, 1))
+    return op.squeeze(outputs, axis=[0])
 
 
 def _basic_lstm(node: Node) -> list[Expr]:
-    """(data, output, weights of both, bias, cell): (output, cell, what the weights saw, gates in
-    the order i, g, f, o).
+    """Convert the basic LSTM (data, output, weights, bias, cell): return output, cell, concatenated
+    inputs and gates (i, g, f, o).
     """
-    seen = op.concatenate([node.expr(0), node.expr(1)], axis=-1)
-    gates = op.add(op.nn.dense(seen, node.expr(2)), node.expr(3))
-    take, new, keep, show = (gate(part) for part in op.split(gates, 4, axis=-1))
-    made = lstm([take, keep, new, show], node.expr(4))
-    return [made.hidden, made.cell, seen, gates]
+    concatenated = op.concatenate([node.expr(0), node.expr(1)], axis=-1)
+    gates = op.add(op.nn.dense(concatenated, node.expr(2)), node.expr(3))
+    take, new, keep, show = (gate(gate_sum) for gate_sum in op.split(gates, 4, axis=-1))
+    result = lstm([take, keep, new, show], node.expr(4))
+    return [result.hidden, result.cell, concatenated, gates]
 
 
 # SVDF.
 
 
 def _svdf(node: Node) -> Expr:
-    """(data [batch, inputs], features [filters, inputs], times [filters, memory], bias, state)"""
-    made = remembered(node, Operand(node, node.expr(0)).times(1), real(node, 2))
-    return node.activated(_sum([made, given(node, 3)]))
+    """Convert SVDF (data [batch, inputs], features [filters, inputs], time weights [filters,
+    memory], bias, state).
+    """
+    sums = remembered(node, Operand(node, node.expr(0)).times(1), real(node, 2))
+    return node.activated(_sum([sums, given(node, 3)]))
 
 
 def _row(code: str, convert: Converter, integer: Converter | None = None) -> Row:
     def of_dtype(node: Node) -> Result:
-        """Of floats; of integers where there are kernels, whose states have scales of their own."""
+        """Convert float layers; integer ones where there are kernels, whose states have scales of
+        their own.
+        """
         if node.dtype(0) == "float32":
             return convert(node)
         if integer is None:

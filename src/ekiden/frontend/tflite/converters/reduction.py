@@ -18,7 +18,7 @@ def _softmax(node: Node) -> Expr:
 
 
 def _l2_normalization(node: Node) -> Expr:
-    """x / max(sqrt(sum(x**2)), 1e-6) over the last axis."""
+    """Convert L2_NORMALIZATION: x / max(sqrt(sum(x**2)), 1e-6) over the last axis."""
     x = node.expr(0)
     length = op.sqrt(op.sum(op.multiply(x, x), axis=-1, keepdims=True))
     return node.activated(op.divide(x, op.maximum(length, const(1e-6, node.dtype(0)))))

@@ -1,4 +1,4 @@
-"""What products of floats, of quantised tensors and of both have in common: their rows."""
+"""Row handling shared by float, quantised and hybrid matrix products."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ekiden.topi.shape import known
 
 
 def rows_of(node: Node) -> Expr:
-    """The data of FULLY_CONNECTED as rows, whose weights are (out, in)."""
+    """Return the data of FULLY_CONNECTED, whose weights are (out, in), as rows."""
     if node.option("WeightsFormat"):
         node.unsupported(f"{node.ins[1]} is shuffled")
     depth = known(node.shape(1)[1])
@@ -18,13 +18,15 @@ def rows_of(node: Node) -> Expr:
     return op.reshape(node.expr(0), (-1, depth))
 
 
-def shaped(node: Node, made: Expr) -> Expr:
-    """What is made of rows, with the axes of the data where the operator keeps them."""
+def shaped(node: Node, products: Expr) -> Expr:
+    """Restore the data's leading axes of a row result where the operator keeps them."""
     if not node.option("KeepNumDims"):
-        return made
-    return op.reshape(made, (*node.shape(0)[:-1], node.shape(1)[0]))
+        return products
+    return op.reshape(products, (*node.shape(0)[:-1], node.shape(1)[0]))
 
 
-def biased(node: Node, made: Expr, index: int = 2) -> Expr:
-    """Floats with the bias, if there is one, and the fused activation."""
-    return node.activated(made if node.optional(index) is None else op.add(made, node.expr(index)))
+def biased(node: Node, products: Expr, index: int = 2) -> Expr:
+    """Add the bias, if there is one, and apply the fused activation."""
+    return node.activated(
+        products if node.optional(index) is None else op.add(products, node.expr(index))
+    )

@@ -1,4 +1,4 @@
-"""Operators that place, look up or combine elements by numbers that are data."""
+"""Data-dependent placement, lookup and combination of elements."""
 
 from __future__ import annotations
 
@@ -38,35 +38,35 @@ def _matrix_set_diag(node: Node) -> Expr:
 
 
 def _update_slice(node: Node) -> Expr:
-    """(data, update, positions), moved so that the update fits."""
+    """Convert DYNAMIC_UPDATE_SLICE (data, update, starts), clamped so that the update fits."""
     starts = (op.take(node.expr(2), const(np.int32(i)), axis=0) for i in range(node.rank(0)))
     return dynamic_update_slice(node, [node.given(start) for start in starts])
 
 
 def _bitcast(node: Node) -> Expr:
-    """The bytes as another dtype: a last axis goes, or comes, where their sizes differ."""
-    data, source, wanted = node.expr(0), node.dtype(0), node.outs[0].dtype
-    have, want = itemsize(source), itemsize(wanted)
-    if "bool" in (source, wanted):
-        node.unsupported(f"bits of {source} as {wanted} are not supported")
+    """Convert BITCAST: a last axis is removed, or added, where element sizes differ."""
+    data, source, target = node.expr(0), node.dtype(0), node.outs[0].dtype
+    have, want = itemsize(source), itemsize(target)
+    if "bool" in (source, target):
+        node.unsupported(f"bits of {source} as {target} are not supported")
     if have == want:
-        return op.reinterpret(data, wanted)
-    bits, other = f"uint{8 * have}", f"uint{8 * want}"
+        return op.reinterpret(data, target)
+    bits, target_bits = f"uint{8 * have}", f"uint{8 * want}"
     data = data if source == bits else op.reinterpret(data, bits)
     if have > want:
-        parts = [
-            op.cast(op.right_shift(data, const(8 * want * i, bits)), other)
+        words = [
+            op.cast(op.right_shift(data, const(8 * want * i, bits)), target_bits)
             for i in range(have // want)
         ]
-        made: Expr = op.stack(parts, axis=-1)
+        integers: Expr = op.stack(words, axis=-1)
     else:
-        steps = const(np.arange(0, 8 * want, 8 * have), other)
-        made = op.sum(op.left_shift(op.cast(data, other), steps), axis=[-1])
-    return made if wanted == other else op.reinterpret(made, wanted)
+        steps = const(np.arange(0, 8 * want, 8 * have), target_bits)
+        integers = op.sum(op.left_shift(op.cast(data, target_bits), steps), axis=[-1])
+    return integers if target == target_bits else op.reinterpret(integers, target)
 
 
 def _dilate(node: Node) -> Expr:
-    """(data, steps, value): elements so far apart, the value between them."""
+    """Convert DILATE (data, dilations, value): spread the elements, with the value between them."""
     value = node.numbers(2, "padding value").item()
     return op.nn.dilate(node.expr(0), node.axes(1, "dilations"), float(value))
 
@@ -87,7 +87,9 @@ def _segment_sum(node: Node) -> Expr:
 
 
 def _embedding(node: Node) -> Expr:
-    """Rows of a table; quantised ones as floats, whose zero point is 0."""
+    """Convert EMBEDDING_LOOKUP: rows of a table; quantised ones as floats, whose zero
+    point is 0.
+    """
     rows = taken(node, node.expr(1), node.expr(0), 0, 0)
     if not is_quantized(node) or node.outs[0].dtype != "float32":
         return rows
@@ -98,8 +100,8 @@ def _embedding(node: Node) -> Expr:
 
 
 def _table_lookup(node: Node) -> list[Expr]:
-    """(numbers, keys in order, values): the rows of the keys, zeros for one that is none, and
-    whether it is one.
+    """Convert HASHTABLE_LOOKUP (queries, sorted keys, values): return the keys' rows, zeros for a
+    miss, and a hit mask.
     """
     numbers, keys, values = node.exprs()
     count = node.scope.scalar(node.shape(1)[0])
@@ -112,28 +114,28 @@ def _table_lookup(node: Node) -> list[Expr]:
 
 
 def _sparse_embedding(node: Node) -> Expr:
-    """(rows, coordinates, shape, weights, table): the weighted rows of each place but the last
-    axis, combined.
+    """Convert EMBEDDING_LOOKUP_SPARSE (ids, coordinates, shape, weights, table): combine the
+    weighted rows over the last axis.
     """
-    ids, places, _, weights, table = node.exprs()
+    ids, coordinates, _, weights, table = node.exprs()
     shape = node.dims(2, "dense shape")
     lead, rank = shape[:-1], node.rank(4)
     flat = op.zeros_like(ids)
     for axis, extent in enumerate(lead):
-        along = op.take(places, const(np.int32(axis)), axis=1)
+        along = op.take(coordinates, const(np.int32(axis)), axis=1)
         flat = op.add(op.multiply(flat, op.cast(node.scope.scalar(as_dim(extent)), "int32")), along)
     wide = op.expand_dims(weights, axis=1, num_newaxis=rank - 1)
     rows = op.multiply(taken(node, table, ids, 0, 0), wide)
     count = product([as_dim(d) for d in lead])
-    found = combined_rows(node, "add", rows, flat, count)
+    combined = combined_rows(node, "add", rows, flat, count)
     kind = node.option("Combiner")
     if kind:  # 1 a mean, 2 by the root of squares
-        each = weights if kind == 1 else op.multiply(weights, weights)
-        total = combined_rows(node, "add", each, flat, count)
+        norm_terms = weights if kind == 1 else op.multiply(weights, weights)
+        total = combined_rows(node, "add", norm_terms, flat, count)
         total = total if kind == 1 else op.sqrt(total)
         total = op.where(op.equal(total, const(0.0)), const(1.0), total)
-        found = op.divide(found, op.expand_dims(total, axis=1, num_newaxis=rank - 1))
-    return op.reshape(found, as_attr((*lead, *node.shape(4)[1:])), allowzero=True)
+        combined = op.divide(combined, op.expand_dims(total, axis=1, num_newaxis=rank - 1))
+    return op.reshape(combined, as_attr((*lead, *node.shape(4)[1:])), allowzero=True)
 
 
 # Boxes.

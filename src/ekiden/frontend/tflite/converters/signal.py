@@ -1,4 +1,4 @@
-"""Fourier transforms; complex numbers are pairs (real, imaginary) along a last axis."""
+"""Fourier transforms; complex numbers are (real, imaginary) pairs along a last axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ COMPLEX = ("complex64",)
 
 
 def _rfft2d(node: Node) -> Expr:
-    """Of the last two axes, the first of which must be 1 long: that of rows that stand alone."""
+    """Convert RFFT2D over the last two axes, the first of which must have extent 1: the DFT of
+    single rows.
+    """
     lengths = node.axes(1, "fft_length")
     rows, columns = (known(d) for d in node.shape(0)[-2:])
     if lengths != (rows, columns) or columns is None:

@@ -1,4 +1,4 @@
-"""Operations of StableHLO that stand in a model by themselves."""
+"""StableHLO operations embedded in TensorFlow Lite models."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ekiden.relay.expr import Expr
 
 def _ints(node: Node, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
     options = node.operation.options
-    found = () if options is None else np.ravel(getattr(options, f"{name}AsNumpy")())
+    numbers = () if options is None else np.ravel(getattr(options, f"{name}AsNumpy")())
     has = options is not None and getattr(options, f"{name}Length")()
-    return tuple(int(i) for i in found) if has else tuple(default)
+    return tuple(int(i) for i in numbers) if has else tuple(default)
 
 
 def _declared(node: Node) -> tuple[int, ...]:
@@ -50,8 +50,8 @@ def _compare(node: Node) -> Expr:
 
 
 def _convert(node: Node) -> Expr:
-    wanted = node.outs[0].dtype
-    return shared.convert(node.expr(0), node.dtype(0), wanted, shared.bits(wanted))
+    target = node.outs[0].dtype
+    return shared.convert(node.expr(0), node.dtype(0), target, shared.bits(target))
 
 
 def _shift_left(node: Node) -> Expr:
@@ -114,18 +114,20 @@ def _gather(node: Node) -> Expr:
 
 
 def _kind_of(node: Node, index: int) -> str:
-    """What a graph of two elements gives, by the names of `combined`; "second" for the second one.
-    Gives up where it is another.
+    """Return the operator that a two-argument subgraph computes, as `combined` names it; "second"
+    for its second argument.
+
+    Raises Unsupported for another body.
     """
     graph = node.graph.inside(index).graph
     if not graph.operations and graph.outputs == graph.inputs[1:2]:
         return "second"
     if len(graph.operations) == 1 and set(graph.operations[0].inputs) == set(graph.inputs[:2]):
-        found = _KINDS.get(graph.operations[0].code.removeprefix("STABLEHLO_"))
-        if found is not None:
-            return found
-    known = ", ".join(sorted(set(_KINDS.values())))
-    return node.unsupported(f"a body of its own; known are {known}")
+        kind = _KINDS.get(graph.operations[0].code.removeprefix("STABLEHLO_"))
+        if kind is not None:
+            return kind
+    supported = ", ".join(sorted(set(_KINDS.values())))
+    return node.unsupported(f"a body of its own; known are {supported}")
 
 
 _KINDS: Mapping[str, str] = {
@@ -176,7 +178,7 @@ _FUNCTIONS = ("", "add", "multiply", "minimum", "maximum", "and", "or")
 
 
 def _window(node: Node) -> Expr:
-    """(data, initial value, extents, steps, distances)"""
+    """Convert REDUCE_WINDOW (data, initial value, extents, strides, dilations)."""
     size, steps, apart = (node.axes(i, "windows") for i in (2, 3, 4))
     none = (0,) * len(size)
     window = Window(size, steps, apart, none, none)
@@ -184,15 +186,17 @@ def _window(node: Node) -> Expr:
 
 
 def _dot(node: Node) -> Expr:
-    left, right = (
+    lhs_axes, rhs_axes = (
         [_ints(node, f"{side}{kind}Dimensions") for kind in ("Batching", "Contracting")]
         for side in ("Lhs", "Rhs")
     )
-    return shared.dot_general(node, node.value(0), node.value(1), left, right, node.outs[0].dtype)
+    return shared.dot_general(
+        node, node.value(0), node.value(1), lhs_axes, rhs_axes, node.outs[0].dtype
+    )
 
 
 def _sort(node: Node) -> Expr:
-    """Of one tensor, in the order that its graph asks whether two elements are in."""
+    """Convert STABLEHLO_SORT of one tensor, whose comparator is < or >."""
     body = node.graph.inside(int(node.option("ComparatorSubgraphIndex"))).graph
     tests = body.operations
     if len(node.inputs) != 1 or len(tests) != 1 or tests[0].inputs != body.inputs:
@@ -206,7 +210,7 @@ def _sort(node: Node) -> Expr:
 
 
 def _composite(node: Node) -> list[Value]:
-    """What its graph of plainer operators gives."""
+    """Convert STABLEHLO_COMPOSITE by its decomposition."""
     index = int(node.option("DecompositionSubgraphIndex"))
     return node.graph.inside(index).run([node.value(i) for i in range(len(node.inputs))])
 

@@ -1,6 +1,4 @@
-"""What recurrent layers of floats and of integers have in common: states that are tensors which are
-kept between runs, and steps over time.
-"""
+"""Persistent states, and steps over time, shared by float and integer recurrent layers."""
 
 from __future__ import annotations
 
@@ -15,14 +13,14 @@ from ekiden.topi.shape import known
 
 
 def keep(node: Node, index: int, value: Value) -> None:
-    """Give the tensor of a state its new value."""
+    """Assign a new value to a state tensor."""
     tensor = node.ins[index]
     assert tensor is not None, "a state is there"
     node.graph.shared.variables.assign(tensor.name, value)
 
 
 def state(node: Node, index: int) -> Value:
-    """A state as it is now. Raises Unsupported where the input is no variable."""
+    """Return the current value of a state. Raises Unsupported where the input is no variable."""
     tensor = node.ins[index] if index < len(node.ins) else None
     if tensor is None or not tensor.is_variable:
         node.unsupported(f"input {index}, a state, is no variable")
@@ -32,7 +30,7 @@ def state(node: Node, index: int) -> Value:
 def stepped(
     node: Node, data: Sequence[Expr], states: Sequence[int], step: Step, backwards: bool = False
 ) -> Expr:
-    """The outputs [steps, ..] of all steps of data [steps, ..]; the states are kept."""
+    """Run all steps over data [steps, ..]; return the outputs [steps, ..] and assign the states."""
     every, after = scanned(node, data, [state(node, i) for i in states], step, backwards)
     for index, value in zip(states, after, strict=True):
         keep(node, index, value)
@@ -40,35 +38,37 @@ def stepped(
 
 
 def timed(node: Node, index: int) -> Expr:
-    """An input with the steps first."""
+    """Return an input in time-major order."""
     is_first = bool(node.option("TimeMajor"))
     return node.expr(index) if is_first else op.transpose(node.expr(index), (1, 0, 2))
 
 
-def turned(node: Node, made: Expr) -> Expr:
-    """Outputs of steps, as the operator orders them."""
-    return made if node.option("TimeMajor") else op.transpose(made, (1, 0, 2))
+def turned(node: Node, outputs: Expr) -> Expr:
+    """Return time-major outputs in the operator's order."""
+    return outputs if node.option("TimeMajor") else op.transpose(outputs, (1, 0, 2))
 
 
 def given(node: Node, index: int) -> Expr | None:
-    """An input that may be absent."""
+    """Return an input that may be absent, or None."""
     return None if node.optional(index) is None else node.expr(index)
 
 
-def remembered(node: Node, seen: Expr, times: Expr) -> Expr:
-    """The sums of SVDF, by units: each filter keeps what it saw at the last times, which it weighs
-    by `times` [filters, memory]. The state, input 4, is [batch, filters * memory].
+def remembered(node: Node, activations: Expr, times: Expr) -> Expr:
+    """Return SVDF's sums by unit, and update its state: each filter stores its last activations,
+    weighted by `times` [filters, memory].
+
+    The state, input 4, is [batch, filters * memory].
     """
     rank = int(node.option("Rank", 1))
     filters, memory = (known(d) for d in node.shape(2))
     if filters is None or memory is None or filters % rank:
         node.unsupported(f"{node.ins[2]} must have known extents, the first a multiple of {rank}")
     before = op.reshape(node.scope.expr(state(node, 4)), (-1, filters, memory))
-    rest = op.strided_slice(before, (1,), (memory,), axes=(2,))
-    after = node.given(op.concatenate([rest, op.expand_dims(seen, 2)], axis=2))
+    recent = op.strided_slice(before, (1,), (memory,), axes=(2,))
+    after = node.given(op.concatenate([recent, op.expand_dims(activations, 2)], axis=2))
     wide = op.cast(node.scope.expr(after), node.typed(times).dtype)
-    made = op.sum(op.multiply(wide, times), axis=[2])
-    made = op.sum(op.reshape(made, (-1, filters // rank, rank)), axis=[2])
+    sums = op.sum(op.multiply(wide, times), axis=[2])
+    sums = op.sum(op.reshape(sums, (-1, filters // rank, rank)), axis=[2])
     flat = op.reshape(node.scope.expr(after), (-1, filters * memory))
     keep(node, 4, node.given(op.reshape(flat, node.shape(4), allowzero=True)))
-    return made
+    return sums

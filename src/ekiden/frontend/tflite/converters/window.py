@@ -1,4 +1,6 @@
-"""Windows of convolutions and pools, of floats and of quantised tensors, as options say them."""
+"""Window geometry of convolutions and pooling, read from options; for float and quantised
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ SAME = 0
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """How a convolution moves. order: of the axes of the weights, as HWIO."""
+    """Geometry of a convolution. order: the transposition of the weights to HWIO."""
 
     window: Window
     channels: int

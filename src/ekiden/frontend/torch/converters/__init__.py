@@ -1,1 +1,3 @@
-"""The operators of ATen by family: each module has `ROWS`, pairs (name and overload, converter)."""
+"""The operators of ATen by family: each module has `ROWS`, tuples (name and overload, converter[,
+complex rule]).
+"""

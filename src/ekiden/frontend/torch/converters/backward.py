@@ -1,4 +1,4 @@
-"""Gradients that AOTAutograd leaves as operators."""
+"""Gradient operators that AOTAutograd leaves in its graphs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def _convolution(
     padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int,
     mask: Sequence[bool],
 ) -> Many:  # fmt: skip
-    """(of the input, of the weight, of the bias)."""
+    """Convert aten::convolution_backward: (gradient of the input, of the weight, of the bias).
+
+    Only those that `mask` requests are computed; the others are None.
+    """
     rank = len(weight.type.shape) - 2
     steps, sides, gaps = spread(stride, rank, 1), spread(padding, rank), spread(dilation, rank, 1)
     outputs: Many = [None, None, None]
@@ -30,8 +33,8 @@ def _convolution(
         outputs[0] = _of_input(node, grad, x, weight, steps, sides, gaps, transposed, groups)
     if mask[1]:
         large, small = (grad, x) if transposed else (x, grad)
-        taken = _windows(node, large, small, weight, steps, sides, gaps)
-        outputs[1] = _of_weight(node, taken, small, weight, groups)
+        windows = _windows(node, large, small, weight, steps, sides, gaps)
+        outputs[1] = _of_weight(node, windows, small, weight, groups)
     if mask[2]:
         outputs[2] = op.sum(node.of(grad), axis=[0, *range(2, rank + 2)], keepdims=False)
     return outputs
@@ -41,26 +44,30 @@ def _of_input(
     node: Node, grad: Value, x: Value, weight: Value, stride: Ints, padding: Ints, dilation: Ints,
     transposed: bool, groups: int,
 ) -> Expr:  # fmt: skip
-    """The convolution turned round. What a stride left over is behind the last element: as much as
-    may be is added there, and cut to the input's extents."""
+    """Return the input's gradient: the transpose of the convolution.
+
+    The rows and columns that a stride dropped are at the end: as many as possible are added, then
+    cut to the input's extents.
+    """
     rank = len(stride)
     extra = (0,) * rank if transposed else tuple(s - 1 for s in stride)
-    made = convolution(
+    gradient = convolution(
         node, grad, weight, None, stride, padding, dilation, not transposed, extra, groups
     )
-    have = node.typed(node.scope.spanned(made)).shape[2:]
-    wanted = x.type.shape[2:]
-    if all(map(equal, have, wanted)):
-        return made
-    return op.strided_slice(made, [0] * rank, list(wanted), axes=list(range(2, rank + 2)))
+    have = node.typed(node.scope.spanned(gradient)).shape[2:]
+    extents = x.type.shape[2:]
+    if all(map(equal, have, extents)):
+        return gradient
+    return op.strided_slice(gradient, [0] * rank, list(extents), axes=list(range(2, rank + 2)))
 
 
 def _windows(
     node: Node, large: Value, small: Value, weight: Value, stride: Ints, padding: Ints,
     dilation: Ints,
 ) -> list[Expr]:  # fmt: skip
-    """The elements of the larger side that each tap of the kernel meets, by the places of the
-    smaller side: (batch, channels, *places) for each tap."""
+    """Return the elements of the larger side that each kernel tap meets: one (batch, channels,
+    *positions) per tap.
+    """
     kernel = node.static(weight.type.shape[2:], "the kernel")
     window = Window(kernel, tuple(stride), tuple(dilation), tuple(padding), tuple(padding))
     data = padded(node, node.of(large), window, 0)
@@ -70,56 +77,63 @@ def _windows(
 def _of_weight(
     node: Node, windows: Sequence[Expr], small: Value, weight: Value, groups: int
 ) -> Expr:
-    """A product over batch and places for each group: of the smaller side's channels, and of what
-    each tap meets of the larger side's."""
+    """Return the weight's gradient: per group, a matrix product over batch and positions.
+
+    Its factors are the smaller side's channels and, for each tap, the elements that it meets on the
+    larger side.
+    """
     outer, inner, *kernel = node.static(weight.type.shape, "the weight")
     if inner == 1 and groups > 1:
         return _of_depthwise_weight(node, windows, small, (outer, inner, *kernel), groups)
-    batch, _, *places = small.type.shape
-    count = tidy(batch * product(places))
+    batch, _, *positions = small.type.shape
+    count = tidy(batch * product(positions))
     rows = op.reshape(op.transpose(_flat(node, node.of(small), small.type.shape), axes=[1, 0, 2]),
                       (groups, outer // groups, count), allowzero=True)  # fmt: skip
     taps = op.stack(list(windows), axis=0)  # (taps, batch, channels, *places)
-    shape = (len(windows), batch, groups, inner, product(places))
+    shape = (len(windows), batch, groups, inner, product(positions))
     apart = op.transpose(op.reshape(taps, shape, allowzero=True), axes=[2, 3, 0, 1, 4])
     columns = op.reshape(apart, (groups, inner * len(windows), count), allowzero=True)
-    found = op.nn.batch_matmul(rows, columns, transpose_b=True)
-    return op.reshape(found, (outer, inner, *kernel))
+    products = op.nn.batch_matmul(rows, columns, transpose_b=True)
+    return op.reshape(products, (outer, inner, *kernel))
 
 
 def _of_depthwise_weight(
     node: Node, windows: Sequence[Expr], small: Value, shape: Sequence[int], groups: int
 ) -> Expr:
-    """Where a group has one channel of the larger side: each tap a sum of what it meets times the
-    smaller side, which is read as it lies, instead of products of one row."""
-    batch, channels, *places = small.type.shape
-    split = (batch, as_dim(groups), tidy(channels // groups), *places)
-    given = op.reshape(node.of(small), split, allowzero=True)
-    axes = [0, *range(3, 3 + len(places))]
-    sums = [op.sum(op.multiply(given, op.expand_dims(w, 2)), axis=axes) for w in windows]
+    """Return the gradient of a depthwise weight: per tap, a sum of products with the smaller side.
+
+    The smaller side is read in its own layout, instead of matrix products of one row.
+    """
+    batch, channels, *positions = small.type.shape
+    split = (batch, as_dim(groups), tidy(channels // groups), *positions)
+    grouped = op.reshape(node.of(small), split, allowzero=True)
+    axes = [0, *range(3, 3 + len(positions))]
+    sums = [op.sum(op.multiply(grouped, op.expand_dims(w, 2)), axis=axes) for w in windows]
     return op.reshape(op.stack(sums, axis=-1), tuple(shape))
 
 
 def _flat(node: Node, data: Expr, shape: Shape) -> Expr:
-    """(batch, channels, places)."""
+    """Return data reshaped to (batch, channels, positions)."""
     return op.reshape(data, (*shape[:2], product(shape[2:])), allowzero=True)
 
 
 def _max_pool(rank: int) -> Converter:
-    """Each gradient added at the flat place of its maximum, which is the last argument."""
+    """Return the converter of max_pool{rank}d_with_indices_backward; the flat indices are its last
+    argument.
+    """
 
-    def convert(node: Node, grad: Value, x: Value, *given: object) -> Expr:
-        """A scatter into zeros that adds, as windows may share their maximum."""
-        places = given[-1]
-        assert isinstance(places, Value)
+    def convert(node: Node, grad: Value, x: Value, *settings: object) -> Expr:
+        """Scatter-add the gradients into zeros: overlapping windows may share a maximum."""
+        indices = settings[-1]
+        assert isinstance(indices, Value)
         shape, dtype = x.type.shape, x.type.dtype
         lead = tuple(shape[:-rank])
-        count = product(places.type.shape[-rank:])
+        count = product(indices.type.shape[-rank:])
         zeros = op.full(const(0, dtype), (*lead, product(shape[-rank:])), dtype=dtype)
-        at = op.reshape(node.of(places), (*lead, count), allowzero=True)
+        at = op.reshape(node.of(indices), (*lead, count), allowzero=True)
         updates = op.reshape(node.of(grad), (*lead, count), allowzero=True)
-        found = op.scatter_elements(zeros, at, updates, axis=len(lead), reduction="add")
-        return op.reshape(found, shape, allowzero=True)
+        scattered = op.scatter_elements(zeros, at, updates, axis=len(lead), reduction="add")
+        return op.reshape(scattered, shape, allowzero=True)
 
     return convert
 
@@ -143,16 +157,18 @@ def _embedding(
 
 def _softmax(node: Node, grad: Value, output: Value, dim: int, dtype: object) -> Expr:
     axis = axes_of(node, output, dim)
-    given, found = node.of(grad), node.of(output)
-    both = op.multiply(given, found)
-    return op.subtract(both, op.multiply(found, op.sum(both, axis=axis, keepdims=True)))
+    gradient, probabilities = node.of(grad), node.of(output)
+    # dx = y * dy - y * sum(y * dy), the Jacobian-vector product of softmax.
+    both = op.multiply(gradient, probabilities)
+    return op.subtract(both, op.multiply(probabilities, op.sum(both, axis=axis, keepdims=True)))
 
 
 def _log_softmax(node: Node, grad: Value, output: Value, dim: int, dtype: object) -> Expr:
     axis = axes_of(node, output, dim)
-    given = node.of(grad)
-    total = op.sum(given, axis=axis, keepdims=True)
-    return op.subtract(given, op.multiply(op.exp(node.of(output)), total))
+    gradient = node.of(grad)
+    # dx = dy - exp(y) * sum(dy).
+    total = op.sum(gradient, axis=axis, keepdims=True)
+    return op.subtract(gradient, op.multiply(op.exp(node.of(output)), total))
 
 
 # fmt: off

@@ -20,15 +20,15 @@ def _unsigned(dtype: str) -> str:
     return f"uint{8 * itemsize(dtype)}"
 
 
-def _as_dtype(data: Expr, dtype: str, wanted: str) -> Expr:
+def _as_dtype(data: Expr, dtype: str, target: str) -> Expr:
     """Return elements of one size as another dtype; truth values are bytes."""
-    if dtype == wanted:
+    if dtype == target:
         return data
     if dtype == "bool":
-        return _as_dtype(op.cast(data, "uint8"), "uint8", wanted)
-    if wanted == "bool":
+        return _as_dtype(op.cast(data, "uint8"), "uint8", target)
+    if target == "bool":
         return op.cast(_as_dtype(data, dtype, "uint8"), "bool")
-    return op.reinterpret(data, wanted)
+    return op.reinterpret(data, target)
 
 
 def _cut(node: Node, data: Expr, large: str, small: str) -> Expr:
@@ -37,12 +37,12 @@ def _cut(node: Node, data: Expr, large: str, small: str) -> Expr:
     shape, count = node.typed(data).shape, itemsize(large) // itemsize(small)
     bits = 8 * itemsize(small)
     mask = const((1 << bits) - 1, large)
-    parts = [
+    pieces = [
         op.cast(op.bitwise_and(op.right_shift(data, const(at * bits, large)), mask), small)
         for at in range(count)
     ]
-    whole = (*shape[:-1], tidy(as_dim(shape[-1]) * count))
-    return op.reshape(op.stack(parts, axis=-1), as_attr(whole), allowzero=True)
+    out_shape = (*shape[:-1], tidy(as_dim(shape[-1]) * count))
+    return op.reshape(op.stack(pieces, axis=-1), as_attr(out_shape), allowzero=True)
 
 
 def _joined(node: Node, data: Expr, small: str, large: str) -> Expr:
@@ -52,47 +52,47 @@ def _joined(node: Node, data: Expr, small: str, large: str) -> Expr:
     apart: tuple[Dim, ...] = (*shape[:-1], tidy(as_dim(shape[-1]) // count), count)
     rows = op.reshape(data, as_attr(apart), allowzero=True)
     bits = 8 * itemsize(small)
-    parts = [
+    shifted = [
         op.left_shift(
             op.cast(op.take(rows, const(at, "int64"), axis=len(shape)), large),
             const(at * bits, large),
         )
         for at in range(count)
     ]
-    return reduce(op.bitwise_or, parts)
+    return reduce(op.bitwise_or, shifted)
 
 
-def _viewed(node: Node, data: Expr, dtype: str, wanted: str) -> Expr:
+def _viewed(node: Node, data: Expr, dtype: str, target: str) -> Expr:
     """Return the bits of (..., n) elements as those of another dtype."""
-    small, large = _unsigned(dtype), _unsigned(wanted)
+    small, large = _unsigned(dtype), _unsigned(target)
     if small == large:
-        return _as_dtype(data, dtype, wanted)
+        return _as_dtype(data, dtype, target)
     bits = _as_dtype(data, dtype, small)
-    change = _cut if itemsize(dtype) > itemsize(wanted) else _joined
-    return _as_dtype(change(node, bits, small, large), large, wanted)
+    change = _cut if itemsize(dtype) > itemsize(target) else _joined
+    return _as_dtype(change(node, bits, small, large), large, target)
 
 
 def _view_dtype(node: Node, x: Value, dtype: object) -> Result:
-    """`aten::view.dtype`: the last axis grows or shrinks where sizes differ."""
+    """Convert aten::view.dtype; the last axis grows or shrinks with the ratio of element sizes."""
     del dtype  # which PyTorch says of the result
     return _viewed(node, node.of(x), x.type.dtype, node.out_dtype)
 
 
 def _view_complex(node: Node, x: Value | Complex, dtype: object) -> Found:
-    """The same from and to complex numbers, which are pairs along the last axis in memory."""
+    """Convert view.dtype from or to complex numbers, stored as pairs along the last axis."""
     del dtype
     if isinstance(x, Complex):
         if node.is_complex:
             return _same_complex(node, x)
         pairs = op.stack([node.of(x.real), node.of(x.imaginary)], axis=-1)
         shape = node.typed(pairs).shape
-        whole = (*shape[:-2], tidy(as_dim(shape[-2]) * 2))
-        flat = op.reshape(pairs, as_attr(whole), allowzero=True)
+        out_shape = (*shape[:-2], tidy(as_dim(shape[-2]) * 2))
+        flat = op.reshape(pairs, as_attr(out_shape), allowzero=True)
         return _viewed(node, flat, x.real.type.dtype, node.out_dtype)
-    parts = _viewed(node, node.of(x), x.type.dtype, node.part_dtype)
-    shape = node.typed(parts).shape
+    floats = _viewed(node, node.of(x), x.type.dtype, node.part_dtype)
+    shape = node.typed(floats).shape
     apart: tuple[Dim, ...] = (*shape[:-1], tidy(as_dim(shape[-1]) // 2), 2)
-    pairs = op.reshape(parts, as_attr(apart), allowzero=True)
+    pairs = op.reshape(floats, as_attr(apart), allowzero=True)
     real, imaginary = (op.take(pairs, const(at, "int64"), axis=len(shape)) for at in range(2))
     return real, imaginary
 

@@ -25,15 +25,15 @@ from ekiden.topi.shape import Dim
 
 
 def summed(function: Callable[[Expr, Expr], Expr]) -> Rule:
-    """The sum or difference; `alpha` is a factor of the second."""
+    """Return the rule of a + alpha * b or a - alpha * b."""
 
     def rule(node: Node, a: object, b: object, alpha: object = 1) -> Found:
-        """left + alpha * right in parts, in the shape of the result."""
-        left, right = parts_of(node, a), parts_of(node, b)
+        """Return a op (alpha * b) in parts, in the shape of the result."""
+        left_parts, right_parts = parts_of(node, a), parts_of(node, b)
         if alpha != 1:
-            right = multiplied(right, parts_of(node, alpha))
+            right_parts = multiplied(right_parts, parts_of(node, alpha))
         shape = node.out_shape  # a number alone has the shape of neither
-        real, imaginary = (function(x, y) for x, y in zip(left, right, strict=True))
+        real, imaginary = (function(x, y) for x, y in zip(left_parts, right_parts, strict=True))
         return _broadcast(node, real, shape), _broadcast(node, imaginary, shape)
 
     return rule
@@ -45,31 +45,32 @@ def _broadcast(node: Node, value: Expr, shape: Sequence[Dim]) -> Expr:
 
 
 def div(node: Node, a: object, b: object) -> Found:
-    """By a real number part by part."""
-    left, (c, d) = parts_of(node, a), parts_of(node, b)
+    """Return a / b; by a real number, part by part."""
+    numerator, (c, d) = parts_of(node, a), parts_of(node, b)
     if not isinstance(b, (Complex, complex)):
-        return op.divide(left[0], c), op.divide(left[1], c)
-    return divided(left, (c, d))
+        return op.divide(numerator[0], c), op.divide(numerator[1], c)
+    return divided(numerator, (c, d))
 
 
 def reciprocal(node: Node, x: Complex) -> Found:
-    """1 / x."""
+    """Return 1 / x."""
     return div(node, 1.0, x)
 
 
 def absolute(node: Node, x: Complex) -> Result:
-    """The size of each."""
+    """Return the modulus of each element."""
     return modulus(node.of(x.real), node.of(x.imaginary))
 
 
 def angle(node: Node, x: Complex) -> Result:
-    """The angle of each, from -pi to pi."""
+    """Return the argument of each element, in [-pi, pi]."""
     return atan2(node.of(x.imaginary), node.of(x.real), node.part_dtype)
 
 
 def sgn(node: Node, x: Complex) -> Found:
-    """Each by its size; 0 of 0."""
+    """Return each element divided by its modulus; 0 for 0."""
     size = modulus(node.of(x.real), node.of(x.imaginary))
+    # Division by 1 instead of 0: sgn(0) is 0, not NaN.
     none = op.equal(size, op.zeros_like(size))
     by = op.where(none, op.ones_like(size), size)
     return op.divide(node.of(x.real), by), op.divide(node.of(x.imaginary), by)
@@ -86,13 +87,13 @@ def exp(node: Node, x: Complex) -> Found:
 
 
 def log(node: Node, x: Complex) -> Found:
-    """The logarithm of the size, and the angle."""
+    """Return log |x| + i arg(x)."""
     a, b = node.of(x.real), node.of(x.imaginary)
     return op.log(modulus(a, b)), atan2(b, a, node.part_dtype)
 
 
 def sqrt(node: Node, x: Complex) -> Found:
-    """By half of the angle: the root on the right."""
+    """Return the principal square root, by half the argument."""
     a, b = node.of(x.real), node.of(x.imaginary)
     half = const(0.5, node.part_dtype)
     r, t = op.sqrt(modulus(a, b)), op.multiply(atan2(b, a, node.part_dtype), half)
@@ -100,18 +101,21 @@ def sqrt(node: Node, x: Complex) -> Found:
 
 
 def power(node: Node, x: Complex, exponent: object) -> Found:
-    """A whole power above 0, by squares. Raises Unsupported for others."""
+    """Return a whole power of at least 1, by repeated squaring. Raises Unsupported for other
+    exponents.
+    """
     if not isinstance(exponent, (int, float)) or exponent != int(exponent) or exponent < 1:
         raise Unsupported(f"a complex number to the power of {exponent!r}")
     base, count = parts_of(node, x), int(exponent)
-    found: Parts | None = None
+    result: Parts | None = None
+    # Binary exponentiation: log2(n) squarings.
     while count:
         if count & 1:
-            found = base if found is None else multiplied(found, base)
+            result = base if result is None else multiplied(result, base)
         count >>= 1
         base = multiplied(base, base) if count else base
-    assert found is not None
-    return found
+    assert result is not None
+    return result
 
 
 def _conj(node: Node, x: Complex) -> Found:
@@ -119,13 +123,13 @@ def _conj(node: Node, x: Complex) -> Found:
 
 
 def equal(node: Node, a: object, b: object) -> Result:
-    """Whether both parts are equal."""
+    """Return whether both parts are equal."""
     (p, q), (r, s) = parts_of(node, a), parts_of(node, b)
     return op.logical_and(op.equal(p, r), op.equal(q, s))
 
 
 def unequal(node: Node, a: object, b: object) -> Result:
-    """Whether a part differs."""
+    """Return whether either part differs."""
     (p, q), (r, s) = parts_of(node, a), parts_of(node, b)
     return op.logical_or(op.not_equal(p, r), op.not_equal(q, s))
 
@@ -147,7 +151,7 @@ def _as_complex(node: Node, x: Value) -> Found:
 
 
 def cast(node: Node, x: object, *_: object, **__: object) -> Found:
-    """To another dtype: of what becomes real, the real part."""
+    """Return the numbers in another dtype; to a real dtype, the real part."""
     real, imaginary = parts_of(node, x)
     if not node.is_complex:
         return op.cast(real, node.out_dtype)
@@ -156,7 +160,7 @@ def cast(node: Node, x: object, *_: object, **__: object) -> Found:
 
 
 def filled(node: Node, *args: object, **__: object) -> Found:
-    """`full` and what is like it, whose number comes last."""
+    """Return the result of `full` and its kin, whose fill value is the last argument."""
     number = complex(args[-1])  # type: ignore[call-overload]
     shape, dtype = tuple(node.out_shape), node.part_dtype
     return op.full(const(number.real, dtype), shape), op.full(const(number.imag, dtype), shape)
@@ -176,8 +180,9 @@ def _angle_of_real(node: Node, x: Value) -> Result:
     """Pi below 0; NaN stays."""
     data = node.of(x, node.out_dtype)
     zero = op.zeros_like(data)
-    found = op.where(op.less(data, zero), op.full_like(data, const(math.pi)), zero)
-    return op.where(op.isnan(data), data, found)
+    angle_value = op.where(op.less(data, zero), op.full_like(data, const(math.pi)), zero)
+    # The comparison with 0 is false for NaN, which must propagate.
+    return op.where(op.isnan(data), data, angle_value)
 
 
 def _sign(node: Node, x: Value) -> Result:

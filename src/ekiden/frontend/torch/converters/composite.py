@@ -1,8 +1,8 @@
-"""Operators that PyTorch composes of others, for programs that are imported as torch.export wrote
-them (see ekiden.frontend.torch.plain).
+"""Converters of composite operators, for programs imported as torch.export wrote them (see
+ekiden.frontend.torch.plain).
 
-Each is what PyTorch makes of it, by the converters of those others. A converter that cannot have
-one of its arguments says so: PyTorch takes the program apart then, and what it gives is imported.
+Each mirrors PyTorch's own decomposition, by the converters of its parts. A converter that does not
+support an argument says so: PyTorch then decomposes the program, and the result is imported.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _conv_transpose(
 
 
 def _first(name: str) -> Converter:
-    """The first of what another operator gives."""
+    """Return the converter that gives the first result of another operator."""
     return lambda *args, **kwargs: OTHERS[name](*args, **kwargs)[0]
 
 
@@ -56,11 +56,11 @@ def _batch_norm(
     node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     variance: Value | None, training: bool, momentum: float, eps: float, *_: object,
 ) -> Found:  # fmt: skip
-    """In inference, by the running statistics."""
+    """Convert aten::batch_norm in inference, with the running statistics."""
     if training or mean is None or variance is None:
         node.unsupported("statistics of the batch")
-    given = (x, weight, bias, mean, variance, momentum, eps)
-    return OTHERS["_native_batch_norm_legit_no_training"](node, *given)[0]
+    operands = (x, weight, bias, mean, variance, momentum, eps)
+    return OTHERS["_native_batch_norm_legit_no_training"](node, *operands)[0]
 
 
 def _layer_norm(
@@ -94,14 +94,14 @@ def _unbind(node: Node, x: Value, dim: int = 0) -> Many:
     count = known(x.type.shape[axis])
     if count is None:
         node.unsupported("the number of parts must be constant")
-    parts = (op.strided_slice(node.of(x), [i], [i + 1], axes=[axis]) for i in range(count))
-    return [op.squeeze(part, axis=[axis]) for part in parts]
+    slices = (op.strided_slice(node.of(x), [i], [i + 1], axes=[axis]) for i in range(count))
+    return [op.squeeze(piece, axis=[axis]) for piece in slices]
 
 
 def _repeat_interleave(
     node: Node, x: Value, repeats: Operand, dim: int | None = None, *, output_size: object = None
 ) -> Expr:
-    """Each element of an axis, or of all as a row, so many times."""
+    """Convert repeat_interleave with a constant count, along an axis or of the flattened tensor."""
     if not isinstance(repeats, int):
         node.unsupported("the number of repeats must be constant")
     if dim is None:
@@ -110,13 +110,13 @@ def _repeat_interleave(
 
 
 def _tile(node: Node, x: Value, dims: Sequence[object]) -> Found:
-    """As `repeat`, with 1 for the axes that are not named."""
+    """Convert tile: `repeat` with 1 for leading axes without a count."""
     missing = max(len(x.type.shape) - len(dims), 0)
     return OTHERS["repeat"](node, x, (*(1,) * missing, *dims))
 
 
 def _diff(node: Node, x: Value, n: int = 1, dim: int = -1, *more: Value | None) -> Expr:
-    if n != 1 or any(each is not None for each in more) or x.type.dtype == "bool":
+    if n != 1 or any(extra is not None for extra in more) or x.type.dtype == "bool":
         node.unsupported("another difference than that of neighbours")
     axis = node.axis(dim, len(x.type.shape))
     data, count = node.of(x), x.type.shape[axis]
@@ -130,6 +130,7 @@ def _glu(node: Node, x: Value, dim: int = -1) -> Expr:
     if size is None:
         node.unsupported("the size of the axis must be constant")
     data, half = node.of(x), size // 2
+    # GLU(a, b) = a * sigmoid(b), where a and b are the halves of the axis (Dauphin et al. 2017).
     gate = op.sigmoid(op.strided_slice(data, [half], [size], axes=[axis]))
     return op.multiply(op.strided_slice(data, [0], [half], axes=[axis]), gate)
 
@@ -142,7 +143,7 @@ def _rsub(node: Node, a: Operand, b: Operand, alpha: float = 1) -> Found:
 
 
 def _to(node: Node, x: Value, *_: object, **__: object) -> Found:
-    """PyTorch says the dtype."""
+    """Convert to another dtype, which PyTorch inferred for the output."""
     return OTHERS["_to_copy"](node, x)
 
 
@@ -155,7 +156,7 @@ def _vector_norm(
     node: Node, x: Value, ord: float = 2, dim: Ints | None = None,
     keepdim: bool = False, *, dtype: object = None,
 ) -> Expr:  # fmt: skip
-    """The Euclidean one."""
+    """Convert linalg_vector_norm of order 2, the Euclidean norm."""
     if ord != 2 or not is_float(x.type.dtype):
         node.unsupported(f"a norm of order {ord}")
     rank = len(x.type.shape)
@@ -166,6 +167,7 @@ def _vector_norm(
 
 def _log_sigmoid(node: Node, x: Value) -> Expr:
     dtype, data = node.out_dtype, node.of(x)
+    # min(x, 0) - log1p(exp(-|x|)) never overflows.
     tail = log1p(op.exp(op.negative(op.abs(data))), dtype)
     return op.subtract(op.minimum(data, const(0, dtype)), tail)
 

@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 Many = list[Value]
 
 
-def _value(node: Node, given: object) -> Value:
-    """An operand as a value: a size is a tensor without dimensions."""
-    if isinstance(given, Value):
-        return given
-    if isinstance(given, PrimExpr):
-        return known(np.array(given, object), "int64")
-    return constant(np.asarray(given))
+def _value(node: Node, operand: object) -> Value:
+    """Return an operand as a value; a size becomes a zero-dimensional tensor."""
+    if isinstance(operand, Value):
+        return operand
+    if isinstance(operand, PrimExpr):
+        return known(np.array(operand, object), "int64")
+    return constant(np.asarray(operand))
 
 
 def _run(node: Node, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Many:
-    """A graph inside the node, for these inputs."""
+    """Import a subgraph of the node for these inputs and return its outputs."""
     inner = cast("Graph", node.graph).inside(module)
-    return [_value(node, each) for each in inner.run(inputs)]
+    return [_value(node, output) for output in inner.run(inputs)]
 
 
 def _cond(
@@ -49,17 +49,17 @@ def _while_loop(
     node: Node, test: torch.fx.GraphModule, body: torch.fx.GraphModule,
     carried: Sequence[object], extra: Sequence[object] = (),
 ) -> Many:  # fmt: skip
-    start = [_value(node, each) for each in carried]
+    start = [_value(node, operand) for operand in carried]
     names = [f"carried{i}" for i in range(len(start))]
     (go,) = _run(node, test, [*start, *extra])
 
     def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
-        """One turn: the body's values, and whether there is another, which the test says of
-        those."""
-        found = _run(node, body, [*values, *extra])
-        (again,) = _run(node, test, [*found, *extra])
-        return Iteration(again, found)
+        """Return one iteration: the body's values, and the test's verdict on them."""
+        carried_out = _run(node, body, [*values, *extra])
+        (again,) = _run(node, test, [*carried_out, *extra])
+        return Iteration(again, carried_out)
 
+    # A loop whose test is false for constant operands never runs: no loop is emitted.
     if go.array is not None and not go.array.item():
         return start
     last, _, _ = Loop(node, names, start, None, go, step).build()
@@ -70,26 +70,30 @@ def _scan(
     node: Node, body: torch.fx.GraphModule, carried: Sequence[object], xs: Sequence[Value],
     additional: Sequence[object] = (),
 ) -> Many:  # fmt: skip
-    """Along the first axis of all `xs`; what the body gives beyond the carried ones is stacked."""
-    start = [_value(node, each) for each in carried]
+    """Convert scan along the first axis of all `xs`; results beyond the carried ones are
+    stacked.
+    """
+    start = [_value(node, operand) for operand in carried]
     names = [f"carried{i}" for i in range(len(start))]
     extent = xs[0].type.shape[0]
     node.scope.same([extent] * (len(xs) - 1), [x.type.shape[0] for x in xs[1:]])
     limit = node.scope.spanned(node.scope.scalar(extent))
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """One turn: (carried values, what is stacked), with row `index` of each of `xs`."""
+        """Return one iteration, (carried values, slices to stack), with row `index` of each of
+        `xs`.
+        """
         at = node.scope.expr(index)
         rows = []
-        for each in xs:
-            row = node.scope.spanned(op.take(node.of(each), at, axis=0))
+        for sequence in xs:
+            row = node.scope.spanned(op.take(node.of(sequence), at, axis=0))
             rows.append(node.value_of(row))
-        found = _run(node, body, [*values, *rows, *additional])
-        return Iteration(go, found[: len(start)], found[len(start) :])
+        outputs = _run(node, body, [*values, *rows, *additional])
+        return Iteration(go, outputs[: len(start)], outputs[len(start) :])
 
-    last, parts, _ = Loop(node, names, start, limit, None, step).build()
-    made = [stacked(node.scope, p, f"stacked{i}", extent) for i, p in enumerate(parts)]
-    return [*last, *made]
+    last, pieces, _ = Loop(node, names, start, limit, None, step).build()
+    stacked_results = [stacked(node.scope, p, f"stacked{i}", extent) for i, p in enumerate(pieces)]
+    return [*last, *stacked_results]
 
 
 def _map(

@@ -23,11 +23,11 @@ Ints = Sequence[int]
 
 
 def spread(values: Ints, rank: int, default: int = 0) -> tuple[int, ...]:
-    """A number for each axis; PyTorch has one for all of them, or none."""
-    given = tuple(int(v) for v in values)
-    if not given:
+    """Return one number for each axis; PyTorch may list one for all axes, or none."""
+    numbers = tuple(int(v) for v in values)
+    if not numbers:
         return (default,) * rank
-    return given * rank if len(given) == 1 and rank > 1 else given
+    return numbers * rank if len(numbers) == 1 and rank > 1 else numbers
 
 
 def _window(kernel: Sequence[Dim], stride: Ints, padding: Ints, dilation: Ints = (1,)) -> Window:
@@ -43,7 +43,7 @@ def convolution(
     node: Node, x: Value, weight: Value, bias: Value | None, stride: Ints, padding: Ints,
     dilation: Ints, transposed: bool, output_padding: Ints, groups: int, *_: object,
 ) -> Expr:  # fmt: skip
-    """`aten::convolution` over one to three axes, of a batch or without one."""
+    """Convert aten::convolution over one to three spatial axes, with or without a batch."""
     rank = len(weight.type.shape) - 2
     if rank not in (1, 2, 3):
         node.unsupported(f"expected 1 to 3 spatial axes, got {rank}")
@@ -73,8 +73,8 @@ def _max_pool(rank: int) -> Converter:
         node: Node, x: Value, kernel: Ints, stride: Ints = (), padding: Ints = (0,),
         dilation: Ints = (1,), ceil_mode: bool = False,
     ) -> list[Expr | Value | None]:  # fmt: skip
-        """[maxima, their flat places]; places are None where nobody asks for them, as finding them
-        costs a second pass.
+        """Return [maxima, their flat indices]; the indices, a second pass, only if they
+        are used.
         """
         window = _window(spread(kernel, rank), stride, padding, dilation)
         maxima = _batched(
@@ -101,8 +101,9 @@ def _average_pool(rank: int) -> Converter:
         ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Expr:  # fmt: skip
-        """The mean over windows, or with `divisor_override` their sum divided by that; integers are
-        summed in float64, which is exact, and divided towards zero.
+        """Return the mean of each window, or its sum divided by `divisor_override`.
+
+        Integers are summed in float64, which is exact, and divided towards zero.
         """
         window = _window(spread(kernel, rank), stride, padding)
 
@@ -124,8 +125,8 @@ def _average_pool(rank: int) -> Converter:
             factor = const(taps / divisor_override, dtype)
             return op.multiply(_batched(node, x, rank, means), factor)
         x = node.value_of(node.scope.spanned(node.of(x, "float64")))  # whole sums are exact in it
-        whole = op.round(op.multiply(_batched(node, x, rank, means), const(taps, "float64")))
-        return op.trunc_divide(op.cast(whole, dtype), const(divisor_override, dtype))
+        sums = op.round(op.multiply(_batched(node, x, rank, means), const(taps, "float64")))
+        return op.trunc_divide(op.cast(sums, dtype), const(divisor_override, dtype))
 
     return convert
 
@@ -136,14 +137,14 @@ def _adaptive(rank: int) -> Converter:
     }  # fmt: skip
 
     def convert(node: Node, x: Value, size: Sequence[object]) -> Result:
-        """The mean over bins; for results of 1 in each axis a reduction, which needs no bins."""
-        wanted = node.sizes(size)
-        if all(known(d) == 1 for d in wanted):
+        """Return the mean of each bin; one bin per axis is a plain reduction."""
+        counts = node.sizes(size)
+        if all(known(d) == 1 for d in counts):
             axes = list(range(len(x.type.shape) - rank, len(x.type.shape)))
             if rank == 2 and len(x.type.shape) == 4:
                 return op.nn.global_avg_pool2d(node.of(x))
             return op.mean(node.of(x), axis=axes, keepdims=True)
-        return _batched(node, x, rank, lambda data: pools[rank](data, wanted))
+        return _batched(node, x, rank, lambda data: pools[rank](data, counts))
 
     return convert
 
@@ -154,17 +155,20 @@ def _adaptive_max(rank: int) -> Converter:
     }  # fmt: skip
 
     def convert(node: Node, x: Value, size: Sequence[object]) -> list[Expr | Value | None]:
-        """[maxima of bins, their flat places or None]."""
-        wanted = node.sizes(size)
-        places = _places_of_bins(node, x, rank) if node.wants(1) else None
-        return [_batched(node, x, rank, lambda data: pools[rank](data, wanted)), places]
+        """Return [maxima of the bins, their flat indices or None]."""
+        counts = node.sizes(size)
+        indices = _places_of_bins(node, x, rank) if node.wants(1) else None
+        return [_batched(node, x, rank, lambda data: pools[rank](data, counts)), indices]
 
     return convert
 
 
 def _places_of_bins(node: Node, x: Value, rank: int) -> Expr:
-    """Flat positions of the maxima of bins of several lengths: all taps of each bin side by side,
-    those beyond its end as small as can be, and the first of the largest."""
+    """Return the flat indices of the maxima of bins of different lengths.
+
+    All taps of a bin stand side by side, those beyond its end at the lowest value; the first of the
+    largest wins.
+    """
     lead = len(x.type.shape) - rank
     data, low = node.of(x), const(neutral("maximum", x.type.dtype), x.type.dtype)
     counts, extents = node.out_shape[lead:], x.type.shape[lead:]
@@ -173,6 +177,8 @@ def _places_of_bins(node: Node, x: Value, rank: int) -> Expr:
         axis = lead + 2 * at  # each axis before has become two
         number, size = op.arange(0, count, 1, dtype="int64"), node.of(extent, "int64")
         out = node.of(count, "int64")
+        # Bin i of n spans [floor(i * size / n), ceil((i + 1) * size / n)), as in ATen's adaptive
+        # pooling.
         start = op.floor_divide(op.multiply(number, size), out)
         after = op.multiply(op.add(number, const(1, "int64")), size)
         end = op.floor_divide(op.add(after, op.subtract(out, const(1, "int64"))), out)
@@ -191,7 +197,7 @@ def _places_of_bins(node: Node, x: Value, rank: int) -> Expr:
 def _flat_places(
     node: Node, data: Expr, extents: Shape, starts: Sequence[Expr], lengths: Shape, lead: int
 ) -> Expr:
-    """The place of the largest in each bin of (.., count, length, count, length)."""
+    """Return the flat index of the maximum in each bin of (.., count, length, count, length)."""
     rank = len(starts)
     order = [*range(lead), *(lead + 2 * a for a in range(rank)),
              *(lead + 2 * a + 1 for a in range(rank))]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tensors made from nothing but a shape, and what only checks or says something."""
+"""Tensors created from a shape, and operators that only assert."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fill(node: Node, x: Value, value: Operand) -> Expr:
 
 
 def _filled(value: int) -> Converter:
-    """Tensors of one number; those that are not initialised hold 0."""
+    """Return the converter of tensors of one number; uninitialised ones hold 0."""
 
     def convert(node: Node, *_: object, **__: object) -> Expr:
         dtype = node.out_dtype
@@ -44,12 +44,12 @@ def _arange(node: Node, start: Operand, end: Operand, step: Operand = 1, **_: ob
     dtype = node.out_dtype
     if any(isinstance(v, float) for v in (start, end, step)) or is_float(dtype):
         (count,) = node.out_shape
-        places = op.cast(op.arange(0, count, 1, dtype="int64"), dtype)
-        return op.add(node.of(start, dtype), op.multiply(places, node.of(step, dtype)))
+        positions = op.cast(op.arange(0, count, 1, dtype="int64"), dtype)
+        return op.add(node.of(start, dtype), op.multiply(positions, node.of(step, dtype)))
     if isinstance(step, PrimExpr) or isinstance(start, PrimExpr):
         (count,) = node.out_shape
-        places = op.arange(0, count, 1, dtype="int64")
-        by = op.multiply(places, node.of(step, "int64"))
+        positions = op.arange(0, count, 1, dtype="int64")
+        by = op.multiply(positions, node.of(step, "int64"))
         return op.cast(op.add(by, node.of(start, "int64")), dtype)
     return op.arange(node.size(start), node.size(end), node.size(step), dtype=dtype)
 
@@ -64,18 +64,20 @@ def _iota(node: Node, length: Operand, *, start: Operand, step: Operand, **_: ob
 
 
 def _linspace(node: Node, start: Operand, end: Operand, steps: int, **_: object) -> Expr:
-    """From both ends, so that both are exact."""
+    """Convert linspace, counted from both ends, so that both are exact."""
     dtype = node.out_dtype
     wide = dtype if is_float(dtype) else "float64"
     first, last = node.of(start, wide), node.of(end, wide)
-    places = op.cast(op.arange(0, steps, 1, dtype="int64"), wide)
+    positions = op.cast(op.arange(0, steps, 1, dtype="int64"), wide)
     if steps < 2:
         return op.full(node.of(start, dtype), (steps,), dtype=dtype)
     step = op.divide(op.subtract(last, first), const(steps - 1, wide))
-    up = op.add(first, op.multiply(places, step))
-    down = op.subtract(last, op.multiply(op.subtract(const(steps - 1, wide), places), step))
-    found = op.where(op.less(places, const(steps / 2, wide)), up, down)
-    return found if wide == dtype else op.cast(found, dtype)
+    up = op.add(first, op.multiply(positions, step))
+    # ATen counts the second half down from the end (RangeFactories): the results match bit for bit
+    # only this way.
+    down = op.subtract(last, op.multiply(op.subtract(const(steps - 1, wide), positions), step))
+    values = op.where(op.less(positions, const(steps / 2, wide)), up, down)
+    return values if wide == dtype else op.cast(values, dtype)
 
 
 def _eye(node: Node, rows: int, columns: int | None = None, **_: object) -> Expr:
@@ -89,7 +91,7 @@ def _scalar_tensor(node: Node, value: Operand, **_: object) -> Expr:
 
 
 def _checked(node: Node, *_: object, **__: object) -> None:
-    """What a program asserts of its sizes: torch.export has the same in its constraints."""
+    """Ignore an assertion on sizes: torch.export lists it among its constraints."""
     return
 
 

@@ -29,39 +29,43 @@ Lengths = Value | Sequence[int]
 
 
 def _lengths(node: Node, lengths: Lengths) -> Expr:
-    """As int64, one for each of the batch."""
+    """Return the lengths as int64, one per batch element."""
     return node.of(lengths, "int64") if isinstance(lengths, Value) else const(lengths, "int64")
 
 
-def _labels(node: Node, targets: Value, lengths: Expr, most: Dim) -> Expr:
-    """(batch, most): the rows of `targets`, or those that stand one after the other in it; what is
-    beyond a length is any label."""
+def _labels(node: Node, targets: Value, lengths: Expr, max_length: Dim) -> Expr:
+    """Return the labels (batch, max_length), from padded rows or from a concatenation.
+
+    Those beyond a target's length are arbitrary.
+    """
     data = node.of(targets, "int64")
     if len(targets.type.shape) == 2:
-        return op.strided_slice(data, [0], [most], axes=[1])
+        return op.strided_slice(data, [0], [max_length], axes=[1])
+    # Concatenated targets: the exclusive prefix sum of the lengths gives where each begins.
     first = op.subtract(op.cumsum(lengths, axis=0), lengths)
     at = op.add(
-        op.expand_dims(first, 1), op.arange(const(0, "int64"), node.of(most), dtype="int64")
+        op.expand_dims(first, 1), op.arange(const(0, "int64"), node.of(max_length), dtype="int64")
     )
     last = op.subtract(node.of(targets.type.shape[0], "int64"), const(1, "int64"))
     return op.take(data, op.minimum(at, last), axis=0)
 
 
 def _log_sum(node: Node, terms: Sequence[Expr], dtype: str) -> Expr:
-    """log of the sum of exponentials; -inf where all are."""
+    """Return the log of the sum of exponentials; -inf where all terms are -inf."""
     largest = reduce(op.maximum, terms)
     none = op.equal(largest, const(float("-inf"), dtype))
+    # -inf minus -inf would be NaN: such a row is shifted by 0.
     shift = node.scope.spanned(op.where(none, const(0, dtype), largest))
     return op.add(op.log(reduce(op.add, [op.exp(op.subtract(t, shift)) for t in terms])), shift)
 
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """What the states of each of a batch are.
+    """The CTC states of a batch.
 
     path: (batch, states), their labels. places: the same for each step. seen: (steps, batch,
-    states), how likely each is there. skips: which may follow the state before the last one.
-    spans, counts: how long inputs and targets are.
+    states), the log probability of each state's label. skips: whether a state may follow the one
+    two before it. spans, counts: lengths of inputs and targets.
     """
 
     node: Node
@@ -76,12 +80,12 @@ class _States:
 
     @property
     def low(self) -> Expr:
-        """That nothing leads there."""
+        """Return the log probability of an unreachable state, -inf."""
         return const(float("-inf"), self.seen.type.dtype)
 
     @property
     def number(self) -> Expr:
-        """The number of each state."""
+        """Return the index of each state."""
         return op.arange(const(0, "int64"), self.node.of(self.states, "int64"), dtype="int64")
 
     @property
@@ -90,17 +94,19 @@ class _States:
         return op.expand_dims(op.multiply(self.counts, const(2, "int64")), 1)
 
     def later(self, data: Expr, by: int) -> Expr:
-        """Each state's of one before it."""
+        """Return the value of the state `by` before each state; -inf at the front."""
         padded = op.nn.pad(data, [(0, 0), (by, 0)], self.low)
         return op.strided_slice(padded, [0], [self.states], axes=[1])
 
     def earlier(self, data: Expr, by: int) -> Expr:
-        """Each state's of one behind it."""
+        """Return the value of the state `by` after each state; -inf at the end."""
         padded = op.nn.pad(data, [(0, 0), (0, by)], self.low)
         return op.strided_slice(padded, [by], [as_dim(self.states) + by], axes=[1])
 
     def jumped(self, data: Expr) -> Expr:
-        """Where labels differ and no blank must stand between."""
+        """Return the data where labels differ, so that no blank must stand between; -inf
+        elsewhere.
+        """
         return op.where(self.node.of(self.skips), data, self.low)
 
 
@@ -110,28 +116,30 @@ def _states_of(
 ) -> _States:  # fmt: skip
     steps, batch, _ = log_probs.type.shape
     spans, counts = _lengths(node, input_lengths), _lengths(node, target_lengths)
-    most: Dim = targets.type.shape[-1]
+    max_length: Dim = targets.type.shape[-1]
     if not isinstance(target_lengths, Value):
-        most = max(target_lengths, default=0)
-    labels = _labels(node, targets, counts, most)
+        max_length = max(target_lengths, default=0)
+    labels = _labels(node, targets, counts, max_length)
     blanks = op.full_like(labels, const(blank, "int64"))
-    states = tidy(2 * most + 1) if isinstance(most, PrimExpr) else 2 * most + 1
+    states = tidy(2 * max_length + 1) if isinstance(max_length, PrimExpr) else 2 * max_length + 1
     pairs = op.reshape(op.stack([blanks, labels], axis=2), (batch, states - 1), allowzero=True)
     edge = op.full(const(blank, "int64"), (batch, 1))
     path = node.scope.spanned(op.concatenate([pairs, edge], axis=1))
-    places = node.scope.bound(op.broadcast_to(op.expand_dims(path, 0), (steps, batch, states)))
-    seen = node.scope.bound(op.gather(node.of(log_probs), 2, node.of(places)))
+    by_step = node.scope.bound(op.broadcast_to(op.expand_dims(path, 0), (steps, batch, states)))
+    emissions = node.scope.bound(op.gather(node.of(log_probs), 2, node.of(by_step)))
+    # A jump over the blank is allowed only between different labels (Graves et al. 2006, section
+    # 4.1).
     before = op.nn.pad(path, [(0, 0), (2, 0)], const(blank, "int64"))
     before = op.strided_slice(before, [0], [states], axes=[1])
     skips = node.scope.bound(op.not_equal(path, before))
-    return _States(node, path, places, seen, skips, states, spans, counts, blank)
+    return _States(node, path, by_step, emissions, skips, states, spans, counts, blank)
 
 
 def _ctc_loss(
     node: Node, log_probs: Value, targets: Value, input_lengths: Lengths, target_lengths: Lengths,
     blank: int = 0, zero_infinity: bool = False,
 ) -> list[Expr | None]:  # fmt: skip
-    """(the loss of each, the sums that its gradient reads where it is asked for)."""
+    """Convert _ctc_loss: (the loss of each batch element, log_alpha if the gradient needs it)."""
     dtype = log_probs.type.dtype
     of = _states_of(node, log_probs, targets, input_lengths, target_lengths, blank)
     begins = op.less(
@@ -140,60 +148,63 @@ def _ctc_loss(
     start = op.where(begins, op.take(node.of(of.seen), const(0, "int64"), axis=0), of.low)
 
     def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """One step in time: from each state, the one before it, or the one before that; texts that
-        have ended keep their sums.
+        """Return one time step: reach a state from itself, the previous one, or the one before
+        that.
+
+        Sequences that have ended keep their sums.
         """
         sums, at = node.of(carried[0]), op.add(node.of(index), const(1, "int64"))
-        found = _log_sum(node, [sums, of.later(sums, 1), of.jumped(of.later(sums, 2))], dtype)
-        found = op.add(found, op.take(node.of(of.seen), at, axis=0))
-        kept = op.where(op.less(at, op.expand_dims(of.spans, 1)), found, sums)
-        after = node.value_of(node.scope.spanned(kept))
+        reached = _log_sum(node, [sums, of.later(sums, 1), of.jumped(of.later(sums, 2))], dtype)
+        reached = op.add(reached, op.take(node.of(of.seen), at, axis=0))
+        continued = op.where(op.less(at, op.expand_dims(of.spans, 1)), reached, sums)
+        after = node.value_of(node.scope.spanned(continued))
         return Iteration(go, [after], [after] if node.wants(1) else [])
 
     first = node.value_of(node.scope.spanned(start))
     steps = log_probs.type.shape[0]
     limit = node.scope.spanned(op.subtract(node.of(steps, "int64"), const(1, "int64")))
-    (last,), parts, _ = Loop(node, ["sums"], [first], limit, None, step).build()
+    (last,), pieces, _ = Loop(node, ["sums"], [first], limit, None, step).build()
     ends = [op.squeeze(of.last, [1])]
     ends.append(op.maximum(op.subtract(ends[0], const(1, "int64")), const(0, "int64")))
-    whole, short = (
+    at_blank, at_label = (
         op.squeeze(op.gather(node.of(last), 1, op.expand_dims(e, 1)), [1]) for e in ends
     )
-    short = op.where(op.greater(of.counts, const(0, "int64")), short, of.low)
-    loss = op.negative(_log_sum(node, [whole, short], dtype))
+    # A path may end at the last blank or at the last label; an empty target has the blank alone.
+    at_label = op.where(op.greater(of.counts, const(0, "int64")), at_label, of.low)
+    loss = op.negative(_log_sum(node, [at_blank, at_label], dtype))
     if zero_infinity:
         loss = op.where(op.isinf(loss), const(0, dtype), loss)
     if not node.wants(1):
         return [loss, None]
-    others = stacked(node.scope, parts[0], "log_alpha", tidy(as_dim(steps) - 1))
-    alpha = op.concatenate([op.expand_dims(node.of(first), 0), node.of(others)], axis=0)
+    later_alpha = stacked(node.scope, pieces[0], "log_alpha", tidy(as_dim(steps) - 1))
+    alpha = op.concatenate([op.expand_dims(node.of(first), 0), node.of(later_alpha)], axis=0)
     return [loss, op.transpose(alpha, [1, 0, 2])]
 
 
 def _backward_sums(of: _States, steps: Dim) -> Expr:
-    """beta, (steps, batch, states): from the end of each input back, nothing behind it."""
+    """Return beta, (steps, batch, states), backwards from the end of each input; -inf after it."""
     node, dtype = of.node, of.seen.type.dtype
     behind = op.subtract(of.last, const(1, "int64"))
     ends = op.logical_or(op.equal(of.number, of.last), op.equal(of.number, behind))
     final = op.subtract(op.expand_dims(of.spans, 1), const(1, "int64"))
 
     def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """One step back, from `steps` - 1 to 0."""
+        """Return one step back in time, from `steps` - 1 to 0."""
         at = op.subtract(node.of(steps, "int64"), op.add(node.of(index), const(1, "int64")))
         sums = node.of(carried[0])
-        ways = [sums, of.earlier(sums, 1), of.earlier(of.jumped(sums), 2)]
-        found = op.where(op.less(at, final), _log_sum(node, ways, dtype), of.low)
+        paths = [sums, of.earlier(sums, 1), of.earlier(of.jumped(sums), 2)]
+        reached = op.where(op.less(at, final), _log_sum(node, paths, dtype), of.low)
         is_end = op.logical_and(op.equal(at, final), ends)
-        found = op.where(is_end, const(0, dtype), found)
-        kept = op.add(found, op.take(node.of(of.seen), at, axis=0))
-        after = node.value_of(node.scope.spanned(kept))
+        reached = op.where(is_end, const(0, dtype), reached)
+        log_beta = op.add(reached, op.take(node.of(of.seen), at, axis=0))
+        after = node.value_of(node.scope.spanned(log_beta))
         return Iteration(go, [after], [after])
 
     nothing = op.full_like(op.take(node.of(of.seen), const(0, "int64"), axis=0), of.low)
     start = node.value_of(node.scope.spanned(nothing))
     limit = node.scope.spanned(node.of(steps, "int64"))
-    _, parts, _ = Loop(node, ["sums"], [start], limit, None, step).build()
-    return node.of(stacked(node.scope, parts[0], "log_beta", as_dim(steps), reverse=True))
+    _, pieces, _ = Loop(node, ["sums"], [start], limit, None, step).build()
+    return node.of(stacked(node.scope, pieces[0], "log_beta", as_dim(steps), reverse=True))
 
 
 def _ctc_loss_backward(
@@ -201,25 +212,26 @@ def _ctc_loss_backward(
     target_lengths: Lengths, loss: Value, log_alpha: Value, blank: int,
     zero_infinity: bool = False,
 ) -> Expr:  # fmt: skip
-    """What the head of this file says; 0 behind the end of an input."""
+    """Return the gradient given in this module's docstring; 0 after the end of an input."""
     dtype, (steps, _, _) = log_probs.type.dtype, log_probs.type.shape
     of = _states_of(node, log_probs, targets, input_lengths, target_lengths, blank)
     alpha = op.transpose(node.of(log_alpha), [1, 0, 2])
     beta = _backward_sums(of, steps)
-    each = op.expand_dims(node.of(loss), 1)
-    whole = op.add(op.subtract(op.add(alpha, beta), node.of(of.seen)), each)
+    row_loss = op.expand_dims(node.of(loss), 1)
+    log_gamma = op.add(op.subtract(op.add(alpha, beta), node.of(of.seen)), row_loss)
     none = op.logical_or(op.equal(alpha, of.low), op.equal(beta, of.low))
-    gamma = op.where(none, const(0, dtype), op.exp(whole))
+    gamma = op.where(none, const(0, dtype), op.exp(log_gamma))
     zeros = op.zeros_like(node.of(log_probs))
+    # Several states share a label: their gammas add up per label.
     summed = op.scatter_elements(zeros, node.of(of.places), gamma, axis=2, reduction="add")
-    found = op.subtract(op.exp(node.of(log_probs)), summed)
-    impossible = op.expand_dims(op.isinf(each), 0)
+    gradient = op.subtract(op.exp(node.of(log_probs)), summed)
+    impossible = op.expand_dims(op.isinf(row_loss), 0)
     otherwise = const(0 if zero_infinity else float("nan"), dtype)
-    found = op.where(impossible, otherwise, found)
-    found = op.multiply(found, op.expand_dims(node.of(grad), 1))
+    gradient = op.where(impossible, otherwise, gradient)
+    gradient = op.multiply(gradient, op.expand_dims(node.of(grad), 1))
     time = op.expand_dims(op.arange(const(0, "int64"), node.of(steps, "int64"), dtype="int64"), 1)
     inside = op.expand_dims(op.less(time, op.expand_dims(of.spans, 0)), 2)
-    return op.where(inside, found, const(0, dtype))
+    return op.where(inside, gradient, const(0, dtype))
 
 
 ROWS: tuple[Row, ...] = (("_ctc_loss", _ctc_loss), ("_ctc_loss_backward", _ctc_loss_backward))

@@ -1,4 +1,6 @@
-"""Fourier transforms, normalised by nothing, the root of the extents, or the extents."""
+"""Fourier transforms, with PyTorch's three normalisations: none, by the root of the size, by the
+size.
+"""
 
 from __future__ import annotations
 
@@ -16,53 +18,55 @@ from ekiden.topi.shape import known, tidy
 _POWERS = (0.0, 0.5, 1.0)
 
 
-def _normalised(node: Node, parts: Parts, axes: Sequence[int], how: int) -> Parts:
+def _normalised(node: Node, spectrum: Parts, axes: Sequence[int], how: int) -> Parts:
     if not _POWERS[how]:
-        return parts
-    shape, dtype = node.typed(parts[0]).shape, node.part_dtype
+        return spectrum
+    shape, dtype = node.typed(spectrum[0]).shape, node.part_dtype
     scale: Expr = const(1.0, dtype)
     for axis in axes:
         scale = op.multiply(scale, node.of(shape[axis], dtype))
     scale = op.power(scale, const(-_POWERS[how], dtype))
-    return op.multiply(parts[0], scale), op.multiply(parts[1], scale)
+    return op.multiply(spectrum[0], scale), op.multiply(spectrum[1], scale)
 
 
 def _fft(node: Node, x: Complex, dim: Sequence[int], how: int, forward: bool) -> Found:
-    parts: Parts = node.of(x.real), node.of(x.imaginary)
+    signal: Parts = node.of(x.real), node.of(x.imaginary)
     axes = [node.axis(d, len(x.real.type.shape)) for d in dim]
     for axis in axes:
-        parts = along(node.scope, parts, axis, not forward, node.part_dtype)
-    return _normalised(node, parts, axes, how)
+        signal = along(node.scope, signal, axis, not forward, node.part_dtype)
+    return _normalised(node, signal, axes, how)
 
 
 def _fft_of_real(node: Node, x: Value, dim: Sequence[int], how: int, onesided: bool) -> Found:
-    """Of the last of the axes the first half, where the other is its mirror image."""
+    """Convert _fft_r2c; onesided, the last axis keeps the non-redundant half of the Hermitian
+    spectrum.
+    """
     axes = [node.axis(d, len(x.type.shape)) for d in dim]
     last = axes[-1]
-    parts = along(node.scope, (node.of(x), None), last, False, node.part_dtype)
-    parts = _normalised(node, parts, [last], how)
+    spectrum = along(node.scope, (node.of(x), None), last, False, node.part_dtype)
+    spectrum = _normalised(node, spectrum, [last], how)
     if onesided:
         half = tidy(x.type.shape[last] // 2 + 1)
-        real, imaginary = (op.strided_slice(p, [0], [half], axes=[last]) for p in parts)
-        parts = real, imaginary
+        real, imaginary = (op.strided_slice(p, [0], [half], axes=[last]) for p in spectrum)
+        spectrum = real, imaginary
     for axis in axes[:-1]:
-        parts = along(node.scope, parts, axis, False, node.part_dtype)
-    return _normalised(node, parts, axes[:-1], how)
+        spectrum = along(node.scope, spectrum, axis, False, node.part_dtype)
+    return _normalised(node, spectrum, axes[:-1], how)
 
 
 def _fft_to_real(node: Node, x: Complex, dim: Sequence[int], how: int, size: object) -> Found:
-    """The first half of the last axis stands for its mirror image too; `size` is all of it."""
+    """Convert _fft_c2r: the half spectrum of the last axis is mirrored to `size` elements."""
     del size  # as the shape of the output has it
     axes = [node.axis(d, len(x.real.type.shape)) for d in dim]
-    parts: Parts = node.of(x.real), node.of(x.imaginary)
+    spectrum: Parts = node.of(x.real), node.of(x.imaginary)
     for axis in axes[:-1]:
-        parts = along(node.scope, parts, axis, True, node.part_dtype)
+        spectrum = along(node.scope, spectrum, axis, True, node.part_dtype)
     last = axes[-1]
     extent = known(node.out_shape[last])
     if extent is None:
         node.unsupported("the extent of its result must be constant")
-    found = along(node.scope, mirrored(parts, last, extent), last, True, node.part_dtype)
-    return _normalised(node, found, axes, how)[0]
+    signal = along(node.scope, mirrored(spectrum, last, extent), last, True, node.part_dtype)
+    return _normalised(node, signal, axes, how)[0]
 
 
 ROWS: tuple[Row, ...] = (

@@ -16,11 +16,13 @@ _RESIZE = {1: op.image.resize1d, 2: op.image.resize2d, 3: op.image.resize3d}
 
 
 def _nearest(rank: int, exact: bool) -> Converter:
-    """The nearest pixel: at floor(i * scale), or of the centres where it is exact."""
+    """Return the converter of nearest-neighbour resizing: pixel floor(i * scale), or by pixel
+    centres if exact.
+    """
 
-    def convert(node: Node, x: Value, *given: object) -> Expr:
-        """The nearest pixels; `given` ends with the scales, where the program has them."""
-        scales = _scales(rank, given)
+    def convert(node: Node, x: Value, *settings: object) -> Expr:
+        """Resize by the nearest pixel; `settings` ends with the scales, if the program has them."""
+        scales = _scales(rank, settings)
         mode = "half_pixel" if exact else "asymmetric"
         rounding = "round_prefer_ceil" if exact else "floor"
         return _resized(node, x, rank, "nearest_neighbor", mode, rounding, scales)
@@ -29,22 +31,24 @@ def _nearest(rank: int, exact: bool) -> Converter:
 
 
 def _linear(rank: int, method: str = "linear") -> Converter:
-    def convert(node: Node, x: Value, size: object, align_corners: bool, *given: object) -> Expr:
-        """Interpolated by the method; corners that are aligned leave no use for scales."""
+    def convert(node: Node, x: Value, size: object, align_corners: bool, *settings: object) -> Expr:
+        """Resize by interpolation; aligned corners ignore the scales."""
         mode = "align_corners" if align_corners else "half_pixel"
-        scales = None if align_corners else _scales(rank, (size, *given))
+        scales = None if align_corners else _scales(rank, (size, *settings))
         return _resized(node, x, rank, method, mode, "", scales)
 
     return convert
 
 
-def _scales(rank: int, given: Sequence[object]) -> list[float] | None:
-    """(size, scale, ...), or (size or None, scales)."""
-    rest = given[1:]
-    if len(rest) == 1 and isinstance(rest[0], (list, tuple)):
-        rest = rest[0]
-    found = [float(s) for s in rest if isinstance(s, (int, float))]
-    return found if len(found) == rank else None
+def _scales(rank: int, settings: Sequence[object]) -> list[float] | None:
+    """Return the scales from (size, scale, ...) or (size or None, scales); None if they are
+    missing.
+    """
+    candidates = settings[1:]
+    if len(candidates) == 1 and isinstance(candidates[0], (list, tuple)):
+        candidates = candidates[0]
+    numbers = [float(s) for s in candidates if isinstance(s, (int, float))]
+    return numbers if len(numbers) == rank else None
 
 
 def _resized(
@@ -52,14 +56,14 @@ def _resized(
     scales: Sequence[float] | None,
 ) -> Expr:  # fmt: skip
     def resized(data: Expr, axes: int, size: Any, **more: Any) -> Expr:  # noqa: ANN401
-        """`data`, channels before its 1 to 3 `axes` of space, at a size, as all steps here are."""
+        """Resize the 1 to 3 spatial `axes` of `data`, which follow the channels."""
         return _RESIZE[axes](
             data, size=size, layout=_LAYOUTS[axes], method=method, cubic_alpha=-0.75,
             coordinate_transformation_mode=mode, rounding_method=rounding, **more,
         )  # fmt: skip
 
     out, data = node.out_shape, node.of(x)
-    made: Expr
+    planes: Expr
     # linear along an axis that keeps its size: a copy, whatever its scale (ATen/native/UpSample.h)
     if scales is not None and method == "linear":
         pairs = zip(scales, x.type.shape[2:], out[2:], strict=True)
@@ -73,12 +77,12 @@ def _resized(
         return op.squeeze(wide, [2])
     # along each axis by itself: planes, then what lies behind each other
     batch, channels, depth, height, width = x.type.shape
-    made = op.reshape(data, (batch, channels * depth, height, width), allowzero=True)
-    made = resized(made, 2, out[3:], scales=list(scales[1:]))
+    planes = op.reshape(data, (batch, channels * depth, height, width), allowzero=True)
+    planes = resized(planes, 2, out[3:], scales=list(scales[1:]))
     flat = tidy(out[3] * out[4])
-    made = op.reshape(made, (batch, channels, depth, flat), allowzero=True)
-    made = resized(made, 2, (out[2], flat), scales=[scales[0], 1.0])
-    return op.reshape(made, out, allowzero=True)
+    planes = op.reshape(planes, (batch, channels, depth, flat), allowzero=True)
+    planes = resized(planes, 2, (out[2], flat), scales=[scales[0], 1.0])
+    return op.reshape(planes, out, allowzero=True)
 
 
 _METHODS = ("bilinear", "nearest", "bicubic")
@@ -90,9 +94,9 @@ def _grid_sample(
 ) -> Expr:
     rank = len(x.type.shape) - 2
     order = [0, rank + 1, *range(1, rank + 1)]
-    places = op.transpose(node.of(grid), axes=order)
+    coordinates = op.transpose(node.of(grid), axes=order)
     return op.image.grid_sample(
-        node.of(x), places, method=_METHODS[mode], layout=_LAYOUTS[rank],
+        node.of(x), coordinates, method=_METHODS[mode], layout=_LAYOUTS[rank],
         padding_mode=_BORDERS[padding], align_corners=align_corners,
     )  # fmt: skip
 

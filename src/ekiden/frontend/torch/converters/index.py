@@ -1,4 +1,4 @@
-"""Operators that read or write at positions which are data."""
+"""Operators that read or write at data-dependent positions."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def _gather(node: Node, x: Value, dim: int, index: Value, *, sparse_grad: bool =
     if not index.type.shape:
         return op.take(data, at, axis=0, mode="raise")
     axis = node.axis(dim, len(x.type.shape))
-    for i, (have, wanted) in enumerate(zip(x.type.shape, index.type.shape, strict=True)):
-        if i != axis and not _same(have, wanted):
-            data = op.strided_slice(data, [0], [wanted], axes=[i])
+    for i, (have, extent) in enumerate(zip(x.type.shape, index.type.shape, strict=True)):
+        if i != axis and not _same(have, extent):
+            data = op.strided_slice(data, [0], [extent], axes=[i])
     return op.gather(data, axis, at)
 
 
@@ -78,17 +78,18 @@ def _scattered(
     data, at = node.of(x), node.of(index, "int64")
     if isinstance(source, Value) and source.type.shape:
         updates = node.of(source, dtype)
-        for i, (have, wanted) in enumerate(zip(source.type.shape, index.type.shape, strict=False)):
-            if not _same(have, wanted):
-                updates = op.strided_slice(updates, [0], [wanted], axes=[i])
+        for i, (have, extent) in enumerate(zip(source.type.shape, index.type.shape, strict=False)):
+            if not _same(have, extent):
+                updates = op.strided_slice(updates, [0], [extent], axes=[i])
     else:
         updates = op.broadcast_to(node.of(source, dtype), index.type.shape)
     if not x.type.shape:
         flat = [op.reshape(e, (1,)) for e in (data, at, updates)]
-        found = op.scatter_elements(flat[0], flat[1], flat[2], axis=0, reduction=reduction)
-        return op.reshape(found, ())
+        scattered = op.scatter_elements(flat[0], flat[1], flat[2], axis=0, reduction=reduction)
+        return op.reshape(scattered, ())
     axis = node.axis(dim, len(x.type.shape))
     if dtype == "bool":
+        # Booleans scatter as bytes; their sum is a logical or, hence "max".
         wide = op.scatter_elements(
             op.cast(data, "uint8"), at, op.cast(updates, "uint8"), axis=axis,
             reduction="max" if reduction == "add" else reduction,
@@ -104,6 +105,7 @@ def _scatter_reduce(
     if reduce == "mean":
         return _scatter_mean(node, x, dim, index, source, include_self)
     if not include_self:
+        # include_self=False: the targets start from the neutral element of the reduction.
         start = neutral(_COMBINERS[reduce], x.type.dtype)
         blank = op.broadcast_to(const(start, x.type.dtype), index.type.shape)
         cleared = _scattered(node, x, dim, index, node.value_of(blank), "update")
@@ -114,7 +116,9 @@ def _scatter_reduce(
 def _scatter_mean(
     node: Node, x: Value, dim: int, index: Value, source: Value, include_self: bool
 ) -> Expr:
-    """The sum over how many there are, at least 1; integers are rounded down."""
+    """Return the scattered sum divided by the number of contributions, at least 1; integers round
+    down.
+    """
     dtype = x.type.dtype
     total = _scatter_reduce(node, x, dim, index, source, "sum", include_self=include_self)
     start = op.full(const(int(include_self), dtype), x.type.shape, dtype=dtype)
@@ -125,57 +129,60 @@ def _scatter_mean(
 
 
 def _split_masks(node: Node, x: Value, indices: Sequence[Value | None]) -> list[Value | None]:
-    """Masks as the places where they hold, one for each of their axes."""
-    found: list[Value | None] = []
-    for each in indices:
-        if each is None or each.type.dtype not in ("bool", "uint8"):
-            found.append(each)
+    """Return the indices with each mask replaced by the index vectors of its true elements, one per
+    axis.
+    """
+    expanded: list[Value | None] = []
+    for index in indices:
+        if index is None or index.type.dtype not in ("bool", "uint8"):
+            expanded.append(index)
             continue
-        rank = len(each.type.shape)
-        mask = node.of(each, "bool")
+        rank = len(index.type.shape)
+        mask = node.of(index, "bool")
         if not rank:
             node.unsupported("a mask without dimensions")
-        places = node.scope.bound(op.cast(op.argwhere(mask), "int64"), "places")
+        coordinates = node.scope.bound(op.cast(op.argwhere(mask), "int64"), "places")
         for axis in range(rank):
-            column = op.take(node.of(places), const(axis, "int64"), axis=1)
-            found.append(node.value_of(node.scope.spanned(column)))
-    return found
+            column = op.take(node.of(coordinates), const(axis, "int64"), axis=1)
+            expanded.append(node.value_of(node.scope.spanned(column)))
+    return expanded
 
 
 def _index(node: Node, x: Value, indices: Sequence[Value | None]) -> Result:
     """x[indices]: the indexed axes first (or in their place, where they stand side by side)."""
-    given = _split_masks(node, x, indices)
-    at = [i for i, v in enumerate(given) if v is not None]
-    tensors = [v for v in given if v is not None]
+    expanded = _split_masks(node, x, indices)
+    at = [i for i, v in enumerate(expanded) if v is not None]
+    tensors = [v for v in expanded if v is not None]
     if not at:
         return x
     rank = len(x.type.shape)
     if len(at) == 1:
         return op.take(node.of(x), node.of(tensors[0], "int64"), axis=at[0], mode="raise")
-    rest = [i for i in range(rank) if i not in at]
-    order = [*at, *rest]
+    other_axes = [i for i in range(rank) if i not in at]
+    order = [*at, *other_axes]
     data = node.of(x) if order == list(range(rank)) else op.transpose(node.of(x), axes=order)
     joint = _joint(node, tensors)
     count = len(at)
     stacked = op.stack([_to(node, t, joint) for t in tensors], axis=0)
-    found = op.gather_nd(data, stacked, batch_dims=0, index_rank=count)
+    gathered = op.gather_nd(data, stacked, batch_dims=0, index_rank=count)
+    # NumPy's rule: adjacent index tensors put the joint axes in their place, others put them first.
     side_by_side = at == list(range(at[0], at[0] + count))
     if side_by_side and at[0] > 0:
         width = len(joint)
         lead = list(range(width, width + at[0]))
-        tail = list(range(width + at[0], width + len(rest)))
-        found = op.transpose(found, axes=[*lead, *range(width), *tail])
-    return found
+        tail = list(range(width + at[0], width + len(other_axes)))
+        gathered = op.transpose(gathered, axes=[*lead, *range(width), *tail])
+    return gathered
 
 
 def _joint(node: Node, tensors: Sequence[Value]) -> tuple[PrimExpr, ...]:
     shape: tuple[PrimExpr, ...] = ()
-    for each in tensors:
-        node.scope.broadcasts(shape, each.type.shape)
-        found = broadcast_shape(shape, each.type.shape)
-        if found is None:
+    for index in tensors:
+        node.scope.broadcasts(shape, index.type.shape)
+        joined = broadcast_shape(shape, index.type.shape)
+        if joined is None:
             node.unsupported("the indices do not broadcast")
-        shape = found
+        shape = joined
     return shape
 
 
@@ -195,24 +202,26 @@ def _index_put(
     accumulate: bool = False,
     unsafe: bool = False,
 ) -> Result:
-    """The indexed axes first, the values written (or added) there, and the axes back."""
+    """Return x with values written (or added) at the indices: by a transpose that puts indexed axes
+    first.
+    """
     first = indices[0] if indices else None
     is_mask = len(indices) == 1 and first is not None and first.type.dtype == "bool"
     is_one = not values.type.shape or known(product(values.type.shape)) == 1
     if is_mask and is_one and first is not None and not accumulate:
         return _masked(node, x, first, values)
-    given = _split_masks(node, x, indices)
-    at = [i for i, v in enumerate(given) if v is not None]
-    tensors = [v for v in given if v is not None]
+    expanded = _split_masks(node, x, indices)
+    at = [i for i, v in enumerate(expanded) if v is not None]
+    tensors = [v for v in expanded if v is not None]
     rank = len(x.type.shape)
     if not at:
         node.unsupported("no index is given")
-    rest = [i for i in range(rank) if i not in at]
-    order = [*at, *rest]
+    other_axes = [i for i in range(rank) if i not in at]
+    order = [*at, *other_axes]
     data = node.of(x) if order == list(range(rank)) else op.transpose(node.of(x), axes=order)
     joint = _joint(node, tensors)
     stacked = op.stack([_wrap(node, x, t, i, joint) for t, i in zip(tensors, at, strict=True)], 0)
-    tail = tuple(x.type.shape[i] for i in rest)
+    tail = tuple(x.type.shape[i] for i in other_axes)
     side_by_side = at == list(range(at[0], at[0] + len(at)))
     updates = node.of(values, x.type.dtype)
     if side_by_side and at[0] > 0:
@@ -226,7 +235,7 @@ def _index_put(
         updates = op.broadcast_to(updates, (*joint, *tail))
     mode = "add" if accumulate else "update"
     if x.type.dtype == "bool":
-        found = op.cast(
+        scattered = op.cast(
             op.scatter_nd(
                 op.cast(data, "uint8"), stacked, op.cast(updates, "uint8"),
                 mode="max" if accumulate else mode,
@@ -234,19 +243,20 @@ def _index_put(
             "bool",
         )  # fmt: skip
     else:
-        found = op.scatter_nd(data, stacked, updates, mode=mode)
+        scattered = op.scatter_nd(data, stacked, updates, mode=mode)
     if order == list(range(rank)):
-        return found
+        return scattered
     back = [0] * rank
-    for place, axis in enumerate(order):
-        back[axis] = place
-    return op.transpose(found, axes=back)
+    for position, axis in enumerate(order):
+        back[axis] = position
+    return op.transpose(scattered, axes=back)
 
 
 def _wrap(node: Node, x: Value, index: Value, axis: int, shape: tuple[PrimExpr, ...]) -> Expr:
-    """Places counted from the front."""
+    """Return indices counted from the front."""
     at = _to(node, index, shape)
     extent = node.of(x.type.shape[axis], "int64")
+    # scatter_nd takes no negative indices.
     return op.where(op.less(at, const(0, "int64")), op.add(at, extent), at)
 
 
@@ -267,22 +277,25 @@ def _masked_fill(node: Node, x: Value, mask: Value, value: Operand) -> Expr:
 
 
 def _masked_scatter(node: Node, x: Value, mask: Value, source: Value) -> Expr:
-    """The n-th place where the mask holds takes the n-th element of the source."""
+    """Return x where the n-th true element of the mask is replaced by the n-th element of the
+    source.
+    """
     shape = node.out_shape
     where = op.reshape(op.broadcast_to(node.of(mask, "bool"), shape), (-1,))
+    # The running count of true elements, less 1, is the position in the source.
     number = op.subtract(op.cumsum(op.cast(where, "int64"), axis=0), const(1, "int64"))
     safe = op.maximum(number, const(0, "int64"))
     flat = op.reshape(node.of(source), (-1,))
-    taken = op.take(flat, safe, axis=0, mode="clip")
+    chosen = op.take(flat, safe, axis=0, mode="clip")
     data = op.reshape(op.broadcast_to(node.of(x), shape), (-1,))
-    return op.reshape(op.where(where, taken, data), shape, allowzero=True)
+    return op.reshape(op.where(where, chosen, data), shape, allowzero=True)
 
 
 def _nonzero(node: Node, x: Value) -> Result:
     data = node.of(x)
     if not x.type.shape:
-        found = op.argwhere(op.reshape(data, (1,)))
-        return op.strided_slice(op.cast(found, "int64"), [0], [0], axes=[1])
+        coordinates = op.argwhere(op.reshape(data, (1,)))
+        return op.strided_slice(op.cast(coordinates, "int64"), [0], [0], axes=[1])
     return op.cast(op.argwhere(data), "int64")
 
 
@@ -292,8 +305,8 @@ def _unique(
 ) -> Result:  # fmt: skip
     """Distinct elements, in order; which of them each element is; how often each is there."""
     flat = op.reshape(node.of(x), (-1,))
-    found = op.unique(flat, is_sorted=True, return_counts=True)
-    values, _, which, number, counts = (TupleGetItem(found, i) for i in range(5))
+    unique = op.unique(flat, is_sorted=True, return_counts=True)
+    values, _, which, number, counts = (TupleGetItem(unique, i) for i in range(5))
 
     def cut(padded: Expr) -> Expr:
         return op.strided_slice(padded, const(np.array([0])), op.cast(number, "int64"), axes=[0])
@@ -303,7 +316,7 @@ def _unique(
 
 
 def _item(node: Node, x: Value) -> Scalar:
-    """An element as a size: it has a name from here on. That of a constant is a number."""
+    """Return an element as a number if constant, else as a size with a name from here on."""
     meta = node.meta
     if x.array is not None and node.symbols.give(meta, x.array.item()):
         return node.symbols.scalar(meta)
@@ -330,8 +343,8 @@ def _bucketize(
     values = node.of(x)
     shape = x.type.shape if isinstance(x, Value) else ()
     flat = op.reshape(values, (-1,)) if shape else op.reshape(values, (1,))
-    found = op.searchsorted(node.of(boundaries), flat, right=right, dtype="int64")
-    return op.reshape(found, shape, allowzero=True)
+    buckets = op.searchsorted(node.of(boundaries), flat, right=right, dtype="int64")
+    return op.reshape(buckets, shape, allowzero=True)
 
 
 def _searchsorted(
@@ -349,7 +362,9 @@ def _searchsorted(
 
 
 def _repeat_interleave(node: Node, repeats: Value, *, output_size: object = None) -> Result:
-    """Each index as often as `repeats` says: of each place in the result, whose it is."""
+    """Return each index repeated as `repeats` says: the first index whose running total exceeds the
+    position.
+    """
     ends = op.cumsum(node.of(repeats, "int64"), axis=0)
     count = known(repeats.type.shape[0])
     if output_size is not None:
@@ -358,18 +373,21 @@ def _repeat_interleave(node: Node, repeats: Value, *, output_size: object = None
         total = const(0, "int64")
     else:
         total = op.take(ends, const(-1, "int64"), axis=0, mode="wrap")
-    places = op.arange(const(0, "int64"), op.cast(total, "int64"), const(1, "int64"), "int64")
-    return op.searchsorted(ends, places, right=True, dtype="int64")
+    positions = op.arange(const(0, "int64"), op.cast(total, "int64"), const(1, "int64"), "int64")
+    return op.searchsorted(ends, positions, right=True, dtype="int64")
 
 
 def _bincount(node: Node, x: Value, weights: Value | None = None, minlength: int = 0) -> Result:
-    """As many as the largest says, at least `minlength`; below 0 is an error."""
-    least = const(np.array([minlength - 1]), "int64")
+    """Return the counts of 0 to the maximum, at least `minlength` many; negative elements are an
+    error.
+    """
+    floor = const(np.array([minlength - 1]), "int64")
     data = node.of(x, "int64")
-    size = op.add(op.max(op.concatenate([data, least], axis=0)), const(1, "int64"))
+    size = op.add(op.max(op.concatenate([data, floor], axis=0)), const(1, "int64"))
     dtype = node.out_dtype
     # what is below 0 would count from the end: further below it is out of range
     data = op.where(op.less(data, const(0, "int64")), op.subtract(data, size), data)
+    # The size is data dependent: the largest element plus 1, or minlength.
     zeros = op.full(const(0, dtype), op.reshape(size, (1,)), dtype=dtype)
     ones = op.ones_like(op.cast(data, dtype)) if weights is None else node.of(weights, dtype)
     return op.scatter_elements(zeros, data, ones, axis=0, reduction="add")

@@ -1,4 +1,4 @@
-"""What needs as many steps as the numbers say."""
+"""Integer operators whose number of steps depends on the data."""
 
 from __future__ import annotations
 
@@ -13,31 +13,35 @@ from ekiden.relay.expr import Expr, const
 
 
 def _gcd(node: Node, x: Value, y: Value) -> Expr:
-    """Euclid's, of all elements at once: until no remainder is left anywhere."""
+    """Return the greatest common divisors by Euclid's algorithm, on all elements until no remainder
+    is left.
+    """
     dtype = node.out_dtype
     zero, one = const(0, dtype), const(1, dtype)
-    wanted = node.out_shape
-    sides = [op.broadcast_to(op.abs(node.of(v, dtype)), wanted) for v in (x, y)]
+    shape = node.out_shape
+    sides = [op.broadcast_to(op.abs(node.of(v, dtype)), shape) for v in (x, y)]
 
-    def is_left(rest: Expr) -> Value:
-        flat = op.reshape(op.not_equal(rest, zero), (-1,))
+    def is_left(remainder: Expr) -> Value:
+        flat = op.reshape(op.not_equal(remainder, zero), (-1,))
         return node.value_of(node.scope.spanned(op.any(flat, axis=[0])))
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """One step: (smaller, larger % smaller); elements that are done keep their number."""
+        """Return one step, (smaller, larger % smaller); finished elements keep their value."""
         larger, smaller = (node.of(v) for v in values)
         is_done = op.equal(smaller, zero)
-        left = fmod(larger, op.where(is_done, one, smaller), dtype)
-        rest = op.where(is_done, zero, left)
-        found = op.where(is_done, larger, smaller)
+        modulus = fmod(larger, op.where(is_done, one, smaller), dtype)
+        remainder = op.where(is_done, zero, modulus)
+        common = op.where(is_done, larger, smaller)
         return Iteration(
-            is_left(rest), [node.value_of(node.scope.spanned(e)) for e in (found, rest)]
+            is_left(remainder), [node.value_of(node.scope.spanned(e)) for e in (common, remainder)]
         )
 
     start = [node.value_of(node.scope.spanned(e)) for e in sides]
+    # The loop runs as often as the slowest element needs: O(log min(x, y)) iterations (Lame's
+    # theorem).
     go = is_left(node.of(start[1]))
-    (found, _), _, _ = Loop(node, ["gcd", "rest"], start, None, go, step).build()
-    return op.abs(node.of(found))
+    (divisor, _), _, _ = Loop(node, ["gcd", "rest"], start, None, go, step).build()
+    return op.abs(node.of(divisor))
 
 
 ROWS: tuple[Row, ...] = (("gcd", _gcd),)

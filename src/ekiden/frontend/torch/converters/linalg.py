@@ -17,8 +17,11 @@ from ekiden.topi.shape import Shape, as_attr, broadcast_shape, equal, tidy
 
 
 def _failing(node: Node, at: int) -> str:
-    """The function that the program wants to fail by output `at` of a node, "linalg.inv", or the
-    node itself, which was told to; "" where none does."""
+    """Return the name of the function that should fail on output `at` of a node, "linalg.inv"; ""
+    if none.
+
+    It is found from the check that reads the output, or is the node itself (`check_errors`).
+    """
     if node.fx.kwargs.get("check_errors"):
         return target_name(node.fx.target).split(".")[1].strip("_").replace("_", ".", 1)
     picks = [u for u in node.fx.users if u.args[1:] == (at,)]
@@ -29,24 +32,24 @@ def _failing(node: Node, at: int) -> str:
 
 
 def _factors(node: Node, matrix: Expr, info: int | None = None) -> Factors:
-    """LU, which fails for singular matrices where the program checks that output."""
-    found = Factors.of(matrix)
+    """Return the LU factors; if the program checks output `info`, singular matrices raise."""
+    factors = Factors.of(matrix)
     name = "" if info is None else _failing(node, info)
-    return found.checked(f"{name}: pivot") if name else found
+    return factors.checked(f"{name}: pivot") if name else factors
 
 
 def _kind(x: Value) -> tuple[Shape, str, int]:
-    """Shape, dtype and rank."""
+    """Return the shape, dtype and rank."""
     return x.type.shape, x.type.dtype, len(x.type.shape)
 
 
 def _batched(node: Node, a: Value, b: Value) -> tuple[Expr, Expr, Shape]:
-    """Two stacks of matrices of one batch, which is the third."""
-    left, right = a.type.shape, b.type.shape
-    node.scope.broadcasts(left[:-2], right[:-2])
-    batch = broadcast_shape(left[:-2], right[:-2])
+    """Return two stacks of matrices broadcast to one batch, and the batch's shape."""
+    left_shape, right_shape = a.type.shape, b.type.shape
+    node.scope.broadcasts(left_shape[:-2], right_shape[:-2])
+    batch = broadcast_shape(left_shape[:-2], right_shape[:-2])
     if batch is None:
-        node.unsupported(f"batches {left[:-2]!r} and {right[:-2]!r} do not broadcast")
+        node.unsupported(f"batches {left_shape[:-2]!r} and {right_shape[:-2]!r} do not broadcast")
     first, second = (
         node.of(v)
         if v.type.shape[:-2] == batch
@@ -57,10 +60,14 @@ def _batched(node: Node, a: Value, b: Value) -> tuple[Expr, Expr, Shape]:
 
 
 def _fitting(node: Node, a: Value, b: Value, axis: int) -> Value:
-    """Sides whose axis has the rows of the matrices, where only PyTorch knows that it has."""
+    """Return the right-hand side with the extent of an axis declared to be the rows of the
+    matrices.
+    """
     rows, shape = a.type.shape[-1], list(b.type.shape)
     if equal(rows, shape[axis]):
         return b
+    # The symbols differ in the program but must have the same value at run time: recorded as a
+    # constraint.
     node.scope.same([rows], [shape[axis]])
     shape[axis] = rows
     return node.value_of(node.scope.spanned(op.reshape(node.of(b), tuple(shape), allowzero=True)))
@@ -68,34 +75,34 @@ def _fitting(node: Node, a: Value, b: Value, axis: int) -> Value:
 
 def _inv_ex(node: Node, x: Value, *, check_errors: bool = False) -> list[Expr]:
     shape, dtype, _ = _kind(x)
-    found = _factors(node, node.of(x), 1)
-    return [found.solve(matrices.identity(shape, dtype), shape), found.info]
+    factors = _factors(node, node.of(x), 1)
+    return [factors.solve(matrices.identity(shape, dtype), shape), factors.info]
 
 
 def _solve_ex(
     node: Node, a: Value, b: Value, *, left: bool = True, check_errors: bool = False
 ) -> list[Expr]:
-    """a x = b, or x a = b, which is a' x' = b'."""
+    """Solve a x = b, or x a = b as a' x' = b' (`left` is false)."""
     outer, inner = a.type.shape[:-1], b.type.shape
     is_vector = len(inner) == 1 or (len(inner) == len(outer) and all(map(equal, inner, outer)))
     if is_vector:
         b = node.value_of(node.scope.spanned(op.expand_dims(node.of(b), -1)))
     first, second, batch = _batched(node, a, _fitting(node, a, b, -2 if left else -1))
-    found = _factors(node, first, 3)
+    factors = _factors(node, first, 3)
     rows, columns = b.type.shape[-2:]
     if left:
-        result = found.solve(second, (*batch, rows, columns))
+        result = factors.solve(second, (*batch, rows, columns))
     else:
         rank = len(batch) + 2
-        turned = found.solve_transposed(transposed(second, rank), (*batch, columns, rows))
+        turned = factors.solve_transposed(transposed(second, rank), (*batch, columns, rows))
         result = transposed(turned, rank)
     if is_vector:
         result = op.squeeze(result, axis=[-1])
-    return [result, found.packed, _from_one(found.pivots), found.info]
+    return [result, factors.packed, _from_one(factors.pivots), factors.info]
 
 
 def _from_one(pivots: Expr) -> Expr:
-    """As LAPACK counts."""
+    """Return the pivots counted from 1, as in LAPACK."""
     return op.add(pivots, const(1, "int32"))
 
 
@@ -111,53 +118,55 @@ def _factors_as_stored(node: Node, x: Value) -> Factors:
 
 def _det(node: Node, x: Value) -> list[Expr]:
     shape, dtype, _ = _kind(x)
-    found = _factors_as_stored(node, x)
-    return [matrices.determinant(found, shape, dtype), found.packed, _from_one(found.pivots)]
+    factors = _factors_as_stored(node, x)
+    return [matrices.determinant(factors, shape, dtype), factors.packed, _from_one(factors.pivots)]
 
 
 def _slogdet(node: Node, x: Value) -> list[Expr]:
     shape, dtype, _ = _kind(x)
-    found = _factors_as_stored(node, x)
-    signs, logs = matrices.sign_and_log(found, shape, dtype)
-    return [signs, logs, found.packed, _from_one(found.pivots)]
+    factors = _factors_as_stored(node, x)
+    signs, logs = matrices.sign_and_log(factors, shape, dtype)
+    return [signs, logs, factors.packed, _from_one(factors.pivots)]
 
 
 def _lu_factor_ex(
     node: Node, x: Value, *, pivot: bool = True, check_errors: bool = False
 ) -> list[Expr]:
     if not pivot:
+        # Without pivoting LU is not backward stable, and PyTorch has it on GPUs only.
         node.unsupported("LU without pivots")
-    found = _factors(node, node.of(x), 2)
-    return [found.packed, _from_one(found.pivots), found.info]
+    factors = _factors(node, node.of(x), 2)
+    return [factors.packed, _from_one(factors.pivots), factors.info]
 
 
 def _lu(node: Node, x: Value, *, pivot: bool = True) -> list[Expr]:
     if not pivot:
         node.unsupported("LU without pivots")
     shape, dtype = x.type.shape, x.type.dtype
-    found = Factors.of(node.of(x))
-    lower, upper = matrices.lower_and_upper(found, shape, dtype)
-    return [matrices.permutation(found, shape, dtype), lower, upper]
+    factors = Factors.of(node.of(x))
+    lower, upper = matrices.lower_and_upper(factors, shape, dtype)
+    return [matrices.permutation(factors, shape, dtype), lower, upper]
 
 
 def _cholesky_ex(
     node: Node, x: Value, *, upper: bool = False, check_errors: bool = False
 ) -> list[Expr]:
     rank, data = len(x.type.shape), node.of(x)
-    found = op.linalg.cholesky(transposed(data, rank) if upper else data)
-    info = TupleGetItem(found, 1)
-    factor: Expr = TupleGetItem(found, 0)
+    decomposition = op.linalg.cholesky(transposed(data, rank) if upper else data)
+    info = TupleGetItem(decomposition, 1)
+    factor: Expr = TupleGetItem(decomposition, 0)
     if name := _failing(node, 1):
+        # LAPACK's potrf: info > 0 is the order of the leading minor that is not positive definite.
         subject = f"{name}: the leading minor of order"
         factor = op.linalg.checked(factor, info, subject, matrices.NOT_POSITIVE)
     return [transposed(factor, rank) if upper else factor, info]
 
 
 def _cholesky_solve(node: Node, b: Value, factor: Value, upper: bool = False) -> Expr:
-    left, right, batch = _batched(node, factor, _fitting(node, factor, b, -2))
+    lhs, rhs, batch = _batched(node, factor, _fitting(node, factor, b, -2))
     rank = len(batch) + 2
-    lower, higher = (transposed(left, rank), left) if upper else (left, transposed(left, rank))
-    half = op.linalg.solve_triangular(lower, right, lower=True)
+    lower, higher = (transposed(lhs, rank), lhs) if upper else (lhs, transposed(lhs, rank))
+    half = op.linalg.solve_triangular(lower, rhs, lower=True)
     return op.linalg.solve_triangular(higher, half, lower=False)
 
 
@@ -179,10 +188,11 @@ def _solve_triangular(
 
 
 def _qr(node: Node, x: Value, mode: str = "reduced") -> list[Expr | None]:
-    left, right = matrices.qr(node.of(x), x.type.shape, mode == "complete")
+    """Convert linalg_qr: (Q, R), Q empty in mode "r"."""
+    q, r = matrices.qr(node.of(x), x.type.shape, mode == "complete")
     if mode == "r":
-        return [op.zeros((0,), x.type.dtype), right]
-    return [left, right]
+        return [op.zeros((0,), x.type.dtype), r]
+    return [q, r]
 
 
 def _householder_product(node: Node, x: Value, tau: Value) -> Expr:
@@ -190,8 +200,8 @@ def _householder_product(node: Node, x: Value, tau: Value) -> Expr:
 
 
 def _eigh(node: Node, x: Value, uplo: str = "L", compute_v: bool = True) -> list[Expr]:
-    found = op.linalg.eigh(node.of(x), lower=uplo.upper() == "L")
-    return [TupleGetItem(found, 0), TupleGetItem(found, 1)]
+    decomposition = op.linalg.eigh(node.of(x), lower=uplo.upper() == "L")
+    return [TupleGetItem(decomposition, 0), TupleGetItem(decomposition, 1)]
 
 
 def _svd(
@@ -202,8 +212,8 @@ def _svd(
     *,
     driver: str | None = None,
 ) -> list[Expr]:
-    found = op.linalg.svd(node.of(x), full_matrices and compute_uv)
-    return [TupleGetItem(found, at) for at in range(3)]
+    decomposition = op.linalg.svd(node.of(x), full_matrices and compute_uv)
+    return [TupleGetItem(decomposition, at) for at in range(3)]
 
 
 def _matrix_exp(node: Node, x: Value) -> Expr:
@@ -214,54 +224,62 @@ def _pinv(
     node: Node, x: Value, *, atol: Value | None = None, rtol: Value | None = None,
     hermitian: bool = False,
 ) -> Expr:  # fmt: skip
-    """V S^-1 U', of the singular values above both tolerances, which are of each matrix; of one
-    that is said to be `hermitian` the lower triangle alone counts."""
+    """Return the pseudo-inverse V S^-1 U' of the singular values above both tolerances.
+
+    Of a `hermitian` matrix only the lower triangle is read.
+    """
     _, dtype, rank = _kind(x)
     data = node.of(x)
     if hermitian:
+        # The strict lower triangle, mirrored: the upper one is never read.
         lower = op.trilu(data, -1, upper=False)
         data = op.add(op.trilu(data, 0, upper=False), transposed(lower, rank))
-    found = op.linalg.svd(data, full_matrices=False)
-    left, values, right = (TupleGetItem(found, at) for at in range(3))
+    decomposition = op.linalg.svd(data, full_matrices=False)
+    left_vectors, values, right_vectors = (TupleGetItem(decomposition, at) for at in range(3))
     limit = _least(node, x, op.max(values, axis=[-1], keepdims=True), atol, rtol)
     inverse = op.where(op.greater(values, limit), op.divide(const(1, dtype), values),
                        const(0, dtype))  # fmt: skip
-    scaled = op.multiply(transposed(right, rank), op.expand_dims(inverse, -2))
-    first, second = (node.scope.spanned(e) for e in (scaled, transposed(left, rank)))
+    scaled = op.multiply(transposed(right_vectors, rank), op.expand_dims(inverse, -2))
+    first, second = (node.scope.spanned(e) for e in (scaled, transposed(left_vectors, rank)))
     return batched(node, node.value_of(first), node.value_of(second))
 
 
 def _least(node: Node, x: Value, largest: Expr, atol: Value | None, rtol: Value | None) -> Expr:
-    """What singular values count above. Without `rtol` it is by the size of a matrix, and 0 where
-    an `atol` above 0 is given, as PyTorch documents."""
+    """Return the limit above which singular values count.
+
+    Without `rtol` it is relative to the matrix size, and 0 where an `atol` above 0 is given, as
+    PyTorch documents.
+    """
     shape, dtype, _ = _kind(x)
 
-    def each(value: Value) -> Expr:
-        """A tolerance for each matrix, beside its singular values."""
+    def per_matrix(value: Value) -> Expr:
+        """Return a tolerance shaped to broadcast against its matrix's singular values."""
         return (
             op.expand_dims(node.of(value, dtype), -1) if value.type.shape else node.of(value, dtype)
         )
 
     if rtol is not None:
-        relative = each(rtol)
+        relative = per_matrix(rtol)
     else:
         epsilon = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
         size = op.cast(node.scope.scalar(tidy(maximum(*shape[-2:]))), dtype)
         relative = op.multiply(size, const(epsilon, dtype))
         if atol is not None:
-            is_given = op.greater(each(atol), const(0, dtype))
+            is_given = op.greater(per_matrix(atol), const(0, dtype))
             relative = op.where(is_given, const(0, dtype), relative)
     limit = op.multiply(largest, relative)
-    return limit if atol is None else op.maximum(limit, each(atol))
+    return limit if atol is None else op.maximum(limit, per_matrix(atol))
 
 
 def _no_result(node: Node, *args: object, **kwargs: object) -> None:
-    """What fails has been told to the decomposition that it looks at."""
+    """Ignore a check: the decomposition that it reads raises by itself."""
 
 
 def _with_effects(node: Node, token: None, *args: object, **kwargs: object) -> None:
-    """A check, which gives nothing but a token: the order that tokens stand for is that of the
-    decompositions, each of which fails by itself."""
+    """Ignore a check with effects; the decompositions, which raise by themselves, keep the tokens'
+    order.
+    """
+    # Other effects (prints, custom operators) must not be dropped silently.
     if not any(CHECK in str(arg) for arg in node.fx.args):
         node.unsupported("effects other than checks of decompositions")
 

@@ -18,9 +18,10 @@ from ekiden.topi.shape import equal, known
 
 
 def product_of(node: Node, a: Value, b: Value) -> Expr:
-    """[.., m, k] times [k, n]; of a constant right side as the weight [n, k] of nn.dense."""
+    """Return [.., m, k] @ [k, n]; a constant right side becomes the weight [n, k] of nn.dense."""
     dtype = a.type.dtype
     if b.array is not None and b.array.ndim == 2:
+        # A transposed view of the constant, without a copy: nn.dense takes its weight as [n, k].
         weight = constant(b.array.T)
         return op.nn.dense(node.of(a), node.of(weight, dtype), units=b.array.shape[1])
     return op.nn.matmul(node.of(a), node.of(b, dtype))
@@ -32,7 +33,7 @@ def _mm(node: Node, a: Value, b: Value) -> Expr:
 
 
 def _int_mm(node: Node, a: Value, b: Value) -> Expr:
-    """Products of bytes, in full."""
+    """Return int8 products accumulated in int32."""
     node.scope.same(a.type.shape[1:], b.type.shape[:1])
     if b.array is not None:
         weight = node.of(constant(b.array.T))
@@ -55,16 +56,17 @@ def _dot(node: Node, a: Value, b: Value) -> Expr:
     return op.sum(op.multiply(node.of(a), node.of(b)), axis=[0], keepdims=False)
 
 
-def _added(node: Node, found: Expr, bias: Value, beta: Operand, alpha: Operand) -> Expr:
+def _added(node: Node, product: Expr, bias: Value, beta: Operand, alpha: Operand) -> Expr:
     dtype = node.out_dtype
     if alpha != 1:
-        found = op.multiply(found, node.of(alpha, dtype))
+        product = op.multiply(product, node.of(alpha, dtype))
+    # BLAS convention: with beta = 0 the bias is not read, so its NaN do not propagate.
     if beta == 0:
-        return found
+        return product
     extra = node.of(bias, dtype)
     if beta != 1:
         extra = op.multiply(extra, node.of(beta, dtype))
-    return op.add(found, extra)
+    return op.add(product, extra)
 
 
 def _plus(product: Callable[[Node, Value, Value], Expr]) -> Converter:
@@ -79,26 +81,28 @@ def _plus(product: Callable[[Node, Value, Value], Expr]) -> Converter:
 
 
 def _linear(node: Node, x: Value, weight: Value, bias: Value | None = None) -> Expr:
-    found: Expr = op.nn.dense(node.of(x), node.of(weight))
-    return found if bias is None else op.add(found, node.of(bias))
+    product: Expr = op.nn.dense(node.of(x), node.of(weight))
+    return product if bias is None else op.add(product, node.of(bias))
 
 
 def _matmul(node: Node, a: Value, b: Value) -> Expr:
-    left, right = a.type.shape, b.type.shape
-    if len(left) == 1 and len(right) == 1:
+    left_shape, right_shape = a.type.shape, b.type.shape
+    if len(left_shape) == 1 and len(right_shape) == 1:
         return _dot(node, a, b)
-    if len(right) == 1:
+    if len(right_shape) == 1:
         return _mv(node, a, b)
-    if len(right) == 2:
+    if len(right_shape) == 2:
         return product_of(node, a, b)
-    if len(left) == 1:
+    if len(left_shape) == 1:
         row_value = node.value_of(node.scope.spanned(op.expand_dims(node.of(a), axis=0)))
         return op.squeeze(batched(node, row_value, b), axis=[-2])
     return batched(node, a, b)
 
 
 def batched(node: Node, a: Value, b: Value, transpose_b: bool = False) -> Expr:
-    """Both of rank >= 2: leading axes broadcast and become the one batch of nn.batch_matmul."""
+    """Return the product of two tensors of rank >= 2; leading axes broadcast to one batch of
+    nn.batch_matmul.
+    """
     return products.batched(node, node.of(a), node.of(b), transpose_b)
 
 
@@ -114,8 +118,9 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Expr:
-    """softmax(query key' scale + mask) value, 0 for queries whose keys are all masked; query heads
-    may share heads of keys.
+    """Return softmax(query key' scale + mask) value; 0 for a query whose keys are all masked.
+
+    Query heads may share key heads (grouped-query attention).
     """
     if dropout:
         node.unsupported("dropout inside of attention")
@@ -130,6 +135,7 @@ def _attention(
     scores = batched(node, scaled, key, transpose_b=True)
     if is_causal:
         rows, columns = query.type.shape[-2], key.type.shape[-2]
+        # PyTorch aligns the causal mask at the top left, whatever the lengths.
         row = op.expand_dims(op.arange(0, rows, 1, dtype="int64"), axis=1)
         column = op.expand_dims(op.arange(0, columns, 1, dtype="int64"), axis=0)
         scores = op.where(op.greater_equal(row, column), scores, const(-math.inf, dtype))
@@ -138,23 +144,24 @@ def _attention(
     elif mask is not None:
         scores = op.add(scores, node.of(mask, dtype))
     weights = node.value_of(node.scope.spanned(op.nn.softmax(scores, axis=-1)))
-    found = batched(node, weights, value)
+    attended = batched(node, weights, value)
     is_seen = None if mask is None else _seen(node, mask)
-    return found if is_seen is None else op.where(is_seen, found, const(0, dtype))
+    return attended if is_seen is None else op.where(is_seen, attended, const(0, dtype))
 
 
 def _seen(node: Node, mask: Value) -> Expr | None:
-    """[.., queries, 1]: which see a key; None where all are known to. The scores' own infinities
-    are not looked at, so that scores need not be stored.
+    """Return [.., queries, 1]: whether a query has a visible key; None if all are known to.
+
+    Only the mask is read, not infinities in the scores, so that scores need not be stored.
     """
     if mask.array is not None:
         is_open = mask.array if mask.type.dtype == "bool" else mask.array != -math.inf
         if is_open.any(axis=-1).all():
             return None
-    each = node.of(mask)
+    visible = node.of(mask)
     if mask.type.dtype != "bool":
-        each = op.not_equal(each, const(-math.inf, mask.type.dtype))
-    return op.any(each, axis=[-1], keepdims=True)
+        visible = op.not_equal(visible, const(-math.inf, mask.type.dtype))
+    return op.any(visible, axis=[-1], keepdims=True)
 
 
 def _repeated(node: Node, query: Value, x: Value) -> Value:
@@ -172,11 +179,11 @@ def _flash(node: Node, query: Value, key: Value, value: Value, dropout: float = 
            scale: float | None = None) -> list[Expr | Value | None]:  # fmt: skip
     if node.wants(1):
         node.unsupported("the logarithms of the sums of attention")
-    found = _attention(
+    attended = _attention(
         node, query, key, value, attn_mask, dropout, is_causal, scale=scale,
         enable_gqa=not equal(query.type.shape[-3], key.type.shape[-3]),
     )  # fmt: skip
-    return [found, None]
+    return [attended, None]
 
 
 def _einsum(node: Node, equation: str, operands: Sequence[Value], *, path: object = None) -> Expr:
@@ -192,73 +199,78 @@ def _trilinear(
     node: Node, a: Value, b: Value, c: Value, expand1: Sequence[int], expand2: Sequence[int],
     expand3: Sequence[int], sums: Sequence[int], unroll: int = 1,
 ) -> Expr:  # fmt: skip
-    """The product of three with new axes, summed over some."""
+    """Return the product of three expanded tensors, summed over some axes."""
     wide: list[Expr] = []
     for value, axes in ((a, expand1), (b, expand2), (c, expand3)):
         data = node.of(value)
         for axis in sorted(axes):
             data = op.expand_dims(data, axis=axis)
         wide.append(data)
-    found = op.multiply(op.multiply(wide[0], wide[1]), wide[2])
-    return op.sum(found, axis=list(sums), keepdims=False) if sums else found
+    product = op.multiply(op.multiply(wide[0], wide[1]), wide[2])
+    return op.sum(product, axis=list(sums), keepdims=False) if sums else product
 
 
 def _grouped_mm(
     node: Node, x: Value, weights: Value, ends: Value, bias: Value | None = None, *_: object
 ) -> Expr:
-    """[rows, k] times one of [groups, k, n] each: group i has the rows before `ends[i]` that no
-    earlier one has. Every group is computed of all rows and its own are kept: no weight is copied.
+    """Return [rows, k] times one of [groups, k, n]: group i has the rows from `ends[i - 1]` to
+    `ends[i]`.
+
+    Each group is computed for all rows and its own rows are selected: no weight is copied.
     """
     if len(x.type.shape) != 2 or len(weights.type.shape) != 3 or bias is not None:
         node.unsupported("expected rows of two axes, weights of three and no bias")
     total: Expr = const(0, x.type.dtype)
     for index, is_own in enumerate(_rows_of_groups(node, x, weights, ends)):
-        made = product_of(node, x, _weight_of(node, weights, index))
-        total = op.where(is_own, made, total)
+        group_product = product_of(node, x, _weight_of(node, weights, index))
+        # Rows that belong to no group stay 0.
+        total = op.where(is_own, group_product, total)
     return total
 
 
 def _rows_of_groups(node: Node, x: Value, weights: Value, ends: Value) -> list[Expr]:
-    """[rows, 1] for each group: whether a row is of it."""
+    """Return [rows, 1] for each group: whether a row belongs to it."""
     (count,) = node.static(weights.type.shape[:1], "the groups")
     rows = op.arange(0, x.type.shape[0], 1, dtype="int64")
-    found = op.searchsorted(node.of(ends, "int64"), rows, right=True, dtype="int64")
-    group = node.scope.spanned(op.expand_dims(found, axis=1))
+    group_index = op.searchsorted(node.of(ends, "int64"), rows, right=True, dtype="int64")
+    group = node.scope.spanned(op.expand_dims(group_index, axis=1))
     return [op.equal(group, const(index, "int64")) for index in range(count)]
 
 
 def _grouped_mm_backward(
     node: Node, x: Value, weights: Value, ends: Value, grad: Value
 ) -> list[Expr]:
-    """The gradients of the rows and of the weights."""
+    """Return the gradients of the rows and of the weights."""
     total: Expr = const(0, x.type.dtype)
-    parts: list[Expr] = []
+    weight_grads: list[Expr] = []
     for index, is_own in enumerate(_rows_of_groups(node, x, weights, ends)):
         turned = op.transpose(node.of(_weight_of(node, weights, index)), axes=[1, 0])
-        made = product_of(node, grad, node.value_of(node.scope.spanned(turned)))
-        total = op.where(is_own, made, total)
+        group_grad = product_of(node, grad, node.value_of(node.scope.spanned(turned)))
+        total = op.where(is_own, group_grad, total)
         rows = op.transpose(op.where(is_own, node.of(x), const(0, x.type.dtype)), axes=[1, 0])
-        parts.append(product_of(node, node.value_of(node.scope.spanned(rows)), grad))
-    return [total, op.stack(parts, axis=0)]
+        weight_grads.append(product_of(node, node.value_of(node.scope.spanned(rows)), grad))
+    return [total, op.stack(weight_grads, axis=0)]
 
 
 def _weight_of(node: Node, weights: Value, index: int) -> Value:
     if weights.array is not None:
         return constant(weights.array[index])
-    part = op.take(node.of(weights), const(index, "int64"), axis=0)
-    return node.value_of(node.scope.spanned(part))
+    weight = op.take(node.of(weights), const(index, "int64"), axis=0)
+    return node.value_of(node.scope.spanned(weight))
 
 
 def _einsum_of_parts(
     node: Node, equation: str, operands: Sequence[Value | Complex], *, path: object = None
 ) -> Found:
-    """Of products the real and the imaginary part, factor by factor."""
+    """Return a complex einsum: the real products of all combinations of parts, summed with their
+    signs.
+    """
     sides = [(v.real, v.imaginary) if isinstance(v, Complex) else (v,) for v in operands]
     terms: list[list[Expr]] = [[], []]
-    for places in itertools.product(*(range(len(s)) for s in sides)):
-        each = _einsum(node, equation, [s[i] for s, i in zip(sides, places, strict=True)])
-        turns = sum(places)  # a factor i each: 1, i, -1, -i
-        terms[turns % 2].append(op.negative(each) if turns % 4 > 1 else each)
+    for choice in itertools.product(*(range(len(s)) for s in sides)):
+        term = _einsum(node, equation, [s[i] for s, i in zip(sides, choice, strict=True)])
+        i_power = sum(choice)  # a factor i each: 1, i, -1, -i
+        terms[i_power % 2].append(op.negative(term) if i_power % 4 > 1 else term)
     real, imaginary = (functools.reduce(op.add, side) for side in terms)
     return real, imaginary
 

@@ -23,7 +23,7 @@ Many = list[Expr | Value | None]
 
 
 def shaped(node: Node, x: Value, shape: Sequence[PrimExpr]) -> Result:
-    """The same elements in another shape; `x` itself in its own."""
+    """Return the elements in another shape; `x` itself if the shape is unchanged."""
     if x.array is not None and all(known(d) is not None for d in shape):
         return constant(x.array.reshape([known(d) or 0 for d in shape]))
     have = x.type.shape
@@ -33,13 +33,13 @@ def shaped(node: Node, x: Value, shape: Sequence[PrimExpr]) -> Result:
 
 
 def _view(node: Node, x: Value, size: Sequence[object]) -> Result:
-    """One size may be -1; PyTorch says what it is."""
+    """Convert a view; a size of -1 is resolved by PyTorch's inferred shape."""
     del size
     return shaped(node, x, node.out_shape)
 
 
 def _as_shown(node: Node, x: Value, *_: object, **__: object) -> Result:
-    """Views that only give the elements another shape: squeeze, unsqueeze, flatten."""
+    """Convert a view that only reshapes: squeeze, unsqueeze, flatten."""
     return shaped(node, x, node.out_shape)
 
 
@@ -49,7 +49,7 @@ def _permute(node: Node, x: Value, dims: Sequence[int]) -> Result:
 
 
 def moved(node: Node, x: Value, axes: Sequence[int]) -> Result:
-    """With axes in another order; of a constant a view."""
+    """Return x with permuted axes; of a constant, a view."""
     if list(axes) == list(range(len(axes))):
         return x
     if x.array is not None:
@@ -72,22 +72,23 @@ def _t(node: Node, x: Value) -> Result:
 
 
 def _expand(node: Node, x: Value, size: Sequence[object], *, implicit: bool = False) -> Result:
-    wanted = node.out_shape
+    shape = node.out_shape
     have = x.type.shape
-    if len(have) == len(wanted) and all(equal(a, b) for a, b in zip(have, wanted, strict=True)):
+    if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
         return x
-    return op.broadcast_to(node.of(x), wanted)
+    return op.broadcast_to(node.of(x), shape)
 
 
 def _cat(node: Node, tensors: Sequence[Value], dim: int = 0) -> Result:
-    kept = [t for t in tensors if not (len(t.type.shape) == 1 and known(t.type.shape[0]) == 0)]
-    kept = kept or list(tensors[:1])
-    if len(kept) == 1:
-        return kept[0]
-    axis = node.axis(dim, len(kept[0].type.shape))
-    others = [d for other in kept[1:] for d in _without(other.type.shape, axis)]
-    node.scope.same(_without(kept[0].type.shape, axis) * (len(kept) - 1), others)
-    return op.concatenate([node.of(t, node.out_dtype) for t in kept], axis=axis)
+    # aten::cat ignores legacy empty tensors of shape (0,), whatever the rank of the others.
+    operands = [t for t in tensors if not (len(t.type.shape) == 1 and known(t.type.shape[0]) == 0)]
+    operands = operands or list(tensors[:1])
+    if len(operands) == 1:
+        return operands[0]
+    axis = node.axis(dim, len(operands[0].type.shape))
+    other_extents = [d for operand in operands[1:] for d in _without(operand.type.shape, axis)]
+    node.scope.same(_without(operands[0].type.shape, axis) * (len(operands) - 1), other_extents)
+    return op.concatenate([node.of(t, node.out_dtype) for t in operands], axis=axis)
 
 
 def _without(shape: Shape, axis: int) -> Shape:
@@ -103,17 +104,17 @@ _END = 2**62
 
 
 def bounds(extent: PrimExpr, start: object, end: object) -> tuple[Dim, Dim]:
-    """A slice's bounds within its axis: counted from the front, and never outside of it."""
+    """Return a slice's bounds as strided_slice takes them: None becomes the axis's start or end."""
     return _bound(extent, start, 0), _bound(extent, end, _END)
 
 
-def _bound(extent: PrimExpr, given: object, default: int) -> Dim:
-    if given is None:
+def _bound(extent: PrimExpr, bound: object, default: int) -> Dim:
+    if bound is None:
         return default
-    if isinstance(given, PrimExpr):
-        return given
-    assert isinstance(given, int)
-    return _END if given >= sys.maxsize // 2 else max(given, -_END)
+    if isinstance(bound, PrimExpr):
+        return bound
+    assert isinstance(bound, int)
+    return _END if bound >= sys.maxsize // 2 else max(bound, -_END)
 
 
 def _slice(
@@ -138,54 +139,57 @@ def _select(node: Node, x: Value, dim: int, index: Operand) -> Result:
     if isinstance(index, int):
         if x.array is not None:
             return constant(x.array.take(index, axis=axis))
+        # For index -1 the slice [-1, 0) would be empty: it must run to the end.
         if index >= 0 or index < -1:
             last = index + 1
-            part = op.strided_slice(node.of(x), [index], [last], axes=[axis])
+            piece = op.strided_slice(node.of(x), [index], [last], axes=[axis])
         else:
-            part = op.strided_slice(node.of(x), [index], [_END], axes=[axis])
-        return op.squeeze(part, axis=[axis])
+            piece = op.strided_slice(node.of(x), [index], [_END], axes=[axis])
+        return op.squeeze(piece, axis=[axis])
     return op.take(node.of(x), node.of(index, "int64"), axis=axis, mode="raise")
 
 
 def _split_sizes(node: Node, x: Value, sizes: Sequence[object], dim: int = 0) -> Many:
     axis = node.axis(dim, len(x.type.shape))
-    parts: Many = []
+    pieces: Many = []
     first: PrimExpr = as_dim(0)
     for size in sizes:
         end = tidy(first + as_dim(node.size(size)))
-        parts.append(op.strided_slice(node.of(x), [first], [end], axes=[axis]))
+        pieces.append(op.strided_slice(node.of(x), [first], [end], axes=[axis]))
         first = end
-    return parts
+    return pieces
 
 
 def _split(node: Node, x: Value, size: int, dim: int = 0) -> Many:
     meta = node.meta
     assert isinstance(meta, (list, tuple))
     axis = node.axis(dim, len(x.type.shape))
+    # The last piece may be shorter: the inferred outputs have the extents.
     return _split_sizes(node, x, [node.symbols.scalar(m.shape[axis]) for m in meta], dim)
 
 
 def _flip(node: Node, x: Value, dims: Sequence[int]) -> Result:
-    found: Expr = node.of(x)
+    flipped: Expr = node.of(x)
     for axis in {node.axis(d, len(x.type.shape)) for d in dims} if x.type.shape else ():
-        found = op.reverse(found, axis=axis)
-    return found
+        flipped = op.reverse(flipped, axis=axis)
+    return flipped
 
 
 def _roll(node: Node, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Result:
     if not dims:
         flat = op.reshape(node.of(x), (-1,))
         return op.reshape(_rolled(node, flat, shifts[0], 0), x.type.shape, allowzero=True)
-    found = node.of(x)
+    rolled = node.of(x)
     for shift, dim in zip(shifts, dims, strict=True):
-        found = _rolled(node, found, shift, node.axis(dim, len(x.type.shape)))
-    return found
+        rolled = _rolled(node, rolled, shift, node.axis(dim, len(x.type.shape)))
+    return rolled
 
 
 def _rolled(node: Node, x: Expr, shift: Scalar, axis: int) -> Expr:
     extent = node.typed(x).shape[axis]
     if known(extent) == 0:
         return x
+    # The shift modulo the extent, from the end: a roll is a swap of the two pieces.
     cut = tidy(as_dim(extent) - as_dim(shift) % extent)
     back = op.strided_slice(x, [cut], [_END], axes=[axis])
     return op.concatenate([back, op.strided_slice(x, [0], [cut], axes=[axis])], axis=axis)
@@ -208,7 +212,7 @@ def _pad(node: Node, x: Value, pad: Sequence[object], value: Operand = 0) -> Res
 
 
 def _cut(data: Expr, widths: Sequence[tuple[Dim, Dim]]) -> Expr:
-    """What widths below 0 leave."""
+    """Return the data cropped by the negative widths."""
     cut = [(max(-(known(a) or 0), 0), max(-(known(b) or 0), 0)) for a, b in widths]
     if not any(a or b for a, b in cut):
         return data
@@ -217,7 +221,7 @@ def _cut(data: Expr, widths: Sequence[tuple[Dim, Dim]]) -> Expr:
 
 
 def _grown(widths: Sequence[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
-    """The other widths."""
+    """Return the widths with negative ones set to 0."""
 
     def grown(width: Dim) -> Dim:
         return 0 if isinstance(width, int) and width < 0 else width
@@ -226,46 +230,46 @@ def _grown(widths: Sequence[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
 
 
 def pairs_of(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Dim]]:
-    """PyTorch's widths, the last axis first, as a pair for each axis."""
-    given = node.sizes(pad)
-    found: list[tuple[Dim, Dim]] = [(0, 0)] * rank
-    for i in range(0, len(given), 2):
-        found[rank - 1 - i // 2] = (given[i], given[i + 1])
-    return found
+    """Return PyTorch's padding widths, last axis first, as a pair for each axis."""
+    widths = node.sizes(pad)
+    pairs: list[tuple[Dim, Dim]] = [(0, 0)] * rank
+    for i in range(0, len(widths), 2):
+        pairs[rank - 1 - i // 2] = (widths[i], widths[i + 1])
+    return pairs
 
 
 def _border(mode: str) -> Converter:
     def convert(node: Node, x: Value, pad: Sequence[object]) -> Result:
-        """Data with borders of this mode, then without what negative widths cut off."""
+        """Pad in this mode, then crop what negative widths cut off."""
         widths = pairs_of(node, len(x.type.shape), pad)
         zero = const(0, x.type.dtype)
-        whole = op.nn.pad(node.of(x), _grown(widths), zero, pad_mode=mode)
-        return _cut(whole, widths)  # last: a border is of what is cut off too
+        padded = op.nn.pad(node.of(x), _grown(widths), zero, pad_mode=mode)
+        return _cut(padded, widths)  # last: a border is of what is cut off too
 
     return convert
 
 
 def _diagonal(node: Node, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Expr:
-    """By flat places: the two axes last and joined, and every (columns + 1)-th element taken."""
+    """Return a diagonal by flat indices: every (columns + 1)-th element of the two axes joined."""
     shape = x.type.shape
     rank = len(shape)
     i, j = node.axis(dim1, rank), node.axis(dim2, rank)
-    rest = [a for a in range(rank) if a not in (i, j)]
+    other_axes = [a for a in range(rank) if a not in (i, j)]
     rows, columns = shape[i], shape[j]
-    data = op.transpose(node.of(x), axes=[*rest, i, j])
-    lead = tuple(shape[a] for a in rest)
+    data = op.transpose(node.of(x), axes=[*other_axes, i, j])
+    lead = tuple(shape[a] for a in other_axes)
     flat = op.reshape(data, (*lead, tidy(rows * columns)), allowzero=True)
     count = node.out_shape[-1]
     first: Expr = const(offset, "int64")
     if offset < 0:
         first = op.multiply(const(-offset, "int64"), node.scope.scalar(columns))
     step = node.scope.scalar(tidy(columns + 1))
-    places = op.add(op.multiply(op.arange(0, count, 1, dtype="int64"), step), first)
-    return op.take(flat, places, axis=len(lead), mode="raise")
+    flat_indices = op.add(op.multiply(op.arange(0, count, 1, dtype="int64"), step), first)
+    return op.take(flat, flat_indices, axis=len(lead), mode="raise")
 
 
 def _unfold(node: Node, x: Value, dim: int, size: int, step: int) -> Expr:
-    """Windows along an axis, which become a last axis."""
+    """Return windows along an axis, which become the last axis."""
     rank = len(x.type.shape)
     if not rank:
         return op.reshape(node.of(x), (size,))
@@ -273,15 +277,18 @@ def _unfold(node: Node, x: Value, dim: int, size: int, step: int) -> Expr:
     count = node.out_shape[axis]
     starts = op.multiply(op.arange(0, count, 1, dtype="int64"), const(step, "int64"))
     inside = op.arange(0, size, 1, dtype="int64")
-    places = op.add(op.expand_dims(starts, axis=1), op.expand_dims(inside, axis=0))
-    taken = op.take(node.of(x), places, axis=axis, mode="raise")
+    positions = op.add(op.expand_dims(starts, axis=1), op.expand_dims(inside, axis=0))
+    windows = op.take(node.of(x), positions, axis=axis, mode="raise")
     order = [a for a in range(rank + 1) if a != axis + 1]
-    return op.transpose(taken, axes=[*order, axis + 1])
+    return op.transpose(windows, axes=[*order, axis + 1])
 
 
 def _memory_of(node: Node, rank: int) -> tuple[list[int], int]:
-    """The axes of the first input from the largest step in memory to the smallest, and where its
-    elements begin there. Raises Unsupported where it is not all of a part of the memory.
+    """Return the axes of the first input from the slowest to the fastest in memory, and its storage
+    offset.
+
+    Raises:
+        Unsupported: The input does not cover its storage without gaps, or its offset is symbolic.
     """
     source = node.fx.args[0]
     meta = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
@@ -306,22 +313,24 @@ def _transposed(data: Expr, order: Sequence[int]) -> Expr:
 def _as_strided(
     node: Node, x: Value, size: Sequence[object], stride: Sequence[object], offset: object = None
 ) -> Expr:
-    """By places in the memory that PyTorch has the input in; without an offset from where that
-    begins.
+    """Return elements by their index in the storage that PyTorch has for the input.
+
+    Without an offset, the view starts where the input does.
     """
     sizes, strides = node.sizes(size), node.sizes(stride)
     order, begin = _memory_of(node, len(x.type.shape))
     flat = op.reshape(_transposed(node.of(x), order), (-1,))
     first = 0 if offset is None else tidy(as_dim(node.size(offset)) - begin)
+    # Elements before the input's first are not among the data that are passed.
     before = -(known(as_dim(first)) or 0)
     if before > 0:
         node.unsupported(f"as_strided looks at memory {before} elements before its input")
-    places: Expr = node.of(first, "int64")
+    indices: Expr = node.of(first, "int64")
     for at, (extent, step) in enumerate(zip(sizes, strides, strict=True)):
         steps = op.multiply(op.arange(0, extent, 1, dtype="int64"), node.of(step, "int64"))
         after = len(sizes) - 1 - at
-        places = op.add(places, append_axes(steps, after))
-    return op.take(flat, op.broadcast_to(places, tuple(map(as_dim, sizes))), axis=0, mode="raise")
+        indices = op.add(indices, append_axes(steps, after))
+    return op.take(flat, op.broadcast_to(indices, tuple(map(as_dim, sizes))), axis=0, mode="raise")
 
 
 def _slice_scatter(
@@ -333,7 +342,7 @@ def _slice_scatter(
     end: object = None,
     step: int = 1,
 ) -> Result:
-    """Places of the axis that are in the slice come from the source."""
+    """Return x with the slice of an axis replaced by the source."""
     shape = x.type.shape
     axis = node.axis(dim, len(shape))
     extent = shape[axis]
@@ -348,21 +357,22 @@ def _slice_scatter(
     if known(last) != _END:
         stop = node.of(_clamped(last, extent), "int64")
         inside = op.logical_and(inside, op.less(at, stop))
-    places = shifted
+    positions = shifted
     if step != 1:
         by = const(int(step), "int64")
         inside = op.logical_and(inside, op.equal(op.floor_mod(shifted, by), const(0, "int64")))
-        places = op.floor_divide(shifted, by)
+        positions = op.floor_divide(shifted, by)
     if known(source.type.shape[axis]) == 0:
         return x
-    safe = op.where(inside, places, const(0, "int64"))
-    taken = op.take(node.of(source), safe, axis=axis, mode="clip")
+    # Positions outside the slice read element 0, which the mask discards.
+    safe = op.where(inside, positions, const(0, "int64"))
+    chosen = op.take(node.of(source), safe, axis=axis, mode="clip")
     mask = append_axes(inside, len(shape) - axis - 1)
-    return op.where(mask, taken, node.of(x))
+    return op.where(mask, chosen, node.of(x))
 
 
 def _clamped(bound: Dim, extent: PrimExpr) -> Dim:
-    """A bound counted from the front, within the axis."""
+    """Return a bound counted from the front and clamped to the axis."""
     number = known(bound)
     if number is not None and number >= 0 and known(extent) is None:
         return tidy(prim.minimum(as_dim(number), extent)) if number else 0
@@ -376,36 +386,36 @@ def _select_scatter(node: Node, x: Value, source: Value, dim: int, index: Scalar
     shape = x.type.shape
     axis = node.axis(dim, len(shape))
     at = op.arange(0, shape[axis], 1, dtype="int64")
-    place = node.of(index, "int64")
+    position = node.of(index, "int64")
     if isinstance(index, int) and index < 0:
-        place = node.of(tidy(shape[axis] + index), "int64")
-    mask = append_axes(op.equal(at, place), len(shape) - axis - 1)
+        position = node.of(tidy(shape[axis] + index), "int64")
+    mask = append_axes(op.equal(at, position), len(shape) - axis - 1)
     return op.where(mask, op.expand_dims(node.of(source), axis=axis), node.of(x))
 
 
 def _diagonal_scatter(
     node: Node, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Expr:
-    """Where column - row is the offset, the source at the place along the diagonal."""
+    """Return x with the diagonal column - row = offset replaced by the source."""
     shape = x.type.shape
     rank = len(shape)
     i, j = node.axis(dim1, rank), node.axis(dim2, rank)
-    rest = [a for a in range(rank) if a not in (i, j)]
+    other_axes = [a for a in range(rank) if a not in (i, j)]
     row = op.expand_dims(op.arange(0, shape[i], 1, dtype="int64"), axis=1)
     column = op.expand_dims(op.arange(0, shape[j], 1, dtype="int64"), axis=0)
     on = op.equal(op.subtract(column, row), const(offset, "int64"))
-    place = op.add(row, const(min(offset, 0), "int64"))
+    position = op.add(row, const(min(offset, 0), "int64"))
     zero = const(0, "int64")
-    place = op.broadcast_to(op.where(on, place, zero), (shape[i], shape[j]))
+    position = op.broadcast_to(op.where(on, position, zero), (shape[i], shape[j]))
     if known(source.type.shape[-1]) == 0:
         return node.of(x)
-    taken = op.take(node.of(source), place, axis=len(rest), mode="clip")
-    data = op.transpose(node.of(x), axes=[*rest, i, j])
-    found = op.where(on, taken, data)
+    chosen = op.take(node.of(source), position, axis=len(other_axes), mode="clip")
+    data = op.transpose(node.of(x), axes=[*other_axes, i, j])
+    written = op.where(on, chosen, data)
     back = [0] * rank
-    for at, axis in enumerate([*rest, i, j]):
+    for at, axis in enumerate([*other_axes, i, j]):
         back[axis] = at
-    return op.transpose(found, axes=back)
+    return op.transpose(written, axes=back)
 
 
 def _tril(upper: bool) -> Converter:

@@ -29,6 +29,7 @@ def _layer_norm(
         node.unsupported("normalised axes must have constant extents")
     scale, shift = _scale_and_shift(node, weight, bias, extent, dtype)
     outputs: Many = [formulas.layer_norm(node, node.of(x), scale, shift, first, eps)]
+    # Mean and reciprocal deviation are results for backward graphs.
     if node.wants(1) or node.wants(2):
         outputs += formulas.statistics(node.of(x), dtype, range(first, len(shape)), eps)
     return outputs
@@ -66,10 +67,10 @@ def _batch_norm(
     node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     momentum: float, eps: float,
 ) -> Many:  # fmt: skip
-    """In inference."""
-    found = _normalised(node, x, weight, bias, node.of(mean), node.of(variance), eps)
+    """Convert batch normalisation in inference."""
+    normalised = _normalised(node, x, weight, bias, node.of(mean), node.of(variance), eps)
     nothing = op.zeros((0,), x.type.dtype)
-    return [found, nothing, nothing]
+    return [normalised, nothing, nothing]
 
 
 def _normalised(
@@ -84,19 +85,21 @@ def _normalised(
 
 
 def _batch_norm_training(
-    node: Node, x: Value, weight: Value | None, bias: Value | None, *given: object
+    node: Node, x: Value, weight: Value | None, bias: Value | None, *settings: object
 ) -> Many:
-    """Statistics of the batch; the running ones, where there are some, moved towards them.
+    """Normalise by the batch's statistics; running ones, if given, are moved towards them.
 
-    (running mean, running variance, training, momentum, eps), or without the first two.
+    Further arguments: (running mean, running variance, training, momentum, eps), or without the
+    first two.
     """
-    running = [v for v in given[:2] if isinstance(v, Value)] if len(given) == 5 else []
-    training, momentum, eps = given[-3:]
+    running = [v for v in settings[:2] if isinstance(v, Value)] if len(settings) == 5 else []
+    training, momentum, eps = settings[-3:]
     assert isinstance(momentum, float) and isinstance(eps, float)
     if not training:
         node.unsupported("running statistics that are not used for the result")
     shape, dtype = x.type.shape, formulas.wide_dtype(x.type.dtype)
     axes = [0, *range(2, len(shape))]
+    # Statistics of 16-bit data accumulate in float32, as in ATen.
     if dtype != x.type.dtype:
 
         def widened(value: Value) -> Value:
@@ -107,11 +110,12 @@ def _batch_norm_training(
     data = node.of(x)
     mean = op.mean(data, axis=axes, keepdims=False)
     variance = op.variance(data, axis=axes, keepdims=False)
-    found = _normalised(node, x, weight, bias, mean, variance, eps)
+    normalised = _normalised(node, x, weight, bias, mean, variance, eps)
     rstd = op.rsqrt(op.add(variance, const(eps, dtype)))
-    outputs: Many = [found, mean, rstd]
+    outputs: Many = [normalised, mean, rstd]
     if running:
         size = product([shape[a] for a in axes])
+        # The batch is normalised by the biased variance, the running one accumulates the unbiased.
         factor = _unbiased(node, size, dtype)
         news = (mean, op.multiply(variance, factor))
         for old, new in zip(running, news, strict=True):
@@ -120,7 +124,7 @@ def _batch_norm_training(
 
 
 def _unbiased(node: Node, size: PrimExpr, dtype: str) -> Expr:
-    """n / (n - 1)"""
+    """Return n / (n - 1), Bessel's correction of the running variance."""
     count = known(size)
     if count is not None:
         return const(count / max(count - 1, 1), dtype)
@@ -130,7 +134,9 @@ def _unbiased(node: Node, size: PrimExpr, dtype: str) -> Expr:
 
 def _softmax(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: int, to_float: object = False, **_: object) -> Expr:
-        """Along `dim`, in the dtype of the result; a number alone is a row of one."""
+        """Apply along `dim` in the dtype of the result; a zero-dimensional tensor is a row
+        of one.
+        """
         rank = len(x.type.shape)
         data = node.of(x, node.out_dtype)
         if not rank:

@@ -1,4 +1,4 @@
-"""Operators on each element."""
+"""Elementwise operators."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from ekiden.relay.expr import Expr, const
 
 
 def same(node: Node, value: Value, *_: object, **__: object) -> Result:
-    """The input, in the dtype of the output."""
+    """Return the input, in the dtype of the output."""
     return value if value.type.dtype == node.out_dtype else op.cast(node.of(value), node.out_dtype)
 
 
 def _float_dtype(node: Node) -> str:
-    """The dtype in which functions of floats compute: integers become the output's."""
+    """Return the dtype that floating-point functions compute in; integers convert to the
+    output's.
+    """
     return node.out_dtype if is_float(node.out_dtype) else "float32"
 
 
@@ -47,7 +49,7 @@ def _rounding(row: Elementwise) -> Converter:
 
 
 def _round(node: Node, x: Value, *, decimals: int = 0) -> Result:
-    """To even; `decimals` before the point are powers of ten, as PyTorch scales by them."""
+    """Round half to even; `decimals` scale by powers of ten, as in PyTorch."""
     if not is_float(x.type.dtype):
         return x
     data, scale = node.of(x), const(10.0 ** abs(decimals), x.type.dtype)
@@ -62,8 +64,8 @@ def broadcast(node: Node, *values: Operand) -> None:
     """Learn what follows from the shapes of all inputs broadcasting together."""
     shapes = [v.type.shape for v in values if isinstance(v, Value)]
     for at, first in enumerate(shapes):
-        for other in shapes[at + 1 :]:
-            node.scope.broadcasts(first, other)
+        for second in shapes[at + 1 :]:
+            node.scope.broadcasts(first, second)
 
 
 def _binary(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
@@ -82,7 +84,7 @@ def _binary(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
 
 def _scaled(function: Callable[[Expr, Expr], Expr]) -> Converter:
     def convert(node: Node, a: Operand, b: Operand, alpha: Scalar = 1) -> Expr:
-        """function(a, alpha * b); of truth values either."""
+        """Return function(a, alpha * b); of booleans, their or."""
         broadcast(node, a, b)
         dtype = node.out_dtype
         if dtype == "bool":
@@ -97,7 +99,7 @@ def _scaled(function: Callable[[Expr, Expr], Expr]) -> Converter:
 
 def _compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
     def convert(node: Node, a: Operand, b: Operand) -> Expr:
-        """In the dtype both promote to; truth values are compared as bytes."""
+        """Compare in the promoted dtype; booleans as bytes."""
         broadcast(node, a, b)
         dtype = node.promoted(a, b)
         if dtype == "bool":
@@ -119,15 +121,17 @@ def _divide(node: Node, a: Operand, b: Operand, rounding_mode: str | None = None
 
 
 def _floor_divided(dtype: str, x: Expr, y: Expr) -> Expr:
-    """As Python's: the quotient of what the remainder leaves, rounded, one less where the signs
-    differ; where y is 0 it is x / y. By infinity it is 0 or -1.
+    """Return the floor quotient as Python's: (x - fmod(x, y)) / y, rounded, minus 1 if the signs
+    differ.
+
+    For y = 0 it is x / y; by infinity it is 0 or -1.
     """
     if not is_float(dtype):
         return op.floor_divide(x, y)
-    rest, zero, one = functions.fmod(x, y, dtype), const(0, dtype), const(1, dtype)
-    quotient = op.divide(op.subtract(x, rest), y)
+    remainder, zero, one = functions.fmod(x, y, dtype), const(0, dtype), const(1, dtype)
+    quotient = op.divide(op.subtract(x, remainder), y)
     quotient = op.where(
-        functions.has_other_sign(rest, y, dtype), op.subtract(quotient, one), quotient
+        functions.has_other_sign(remainder, y, dtype), op.subtract(quotient, one), quotient
     )
     down = op.floor(quotient)
     is_next = op.greater(op.subtract(quotient, down), const(0.5, dtype))
@@ -140,6 +144,7 @@ def _power(node: Node, a: Operand, b: Operand) -> Expr:
     dtype = node.out_dtype
     x = node.of(a, dtype)
     if isinstance(b, (int, float)) and not isinstance(b, bool):
+        # Exact, and cheaper than pow.
         if b == 2:
             return op.multiply(x, x)
         if b == 0.5 and is_float(dtype):
@@ -157,12 +162,13 @@ def _where(node: Node, condition: Value, a: Operand, b: Operand) -> Expr:
 
 def _clamp(node: Node, x: Value, low: Operand | None = None, high: Operand | None = None) -> Expr:
     dtype = node.out_dtype
-    found = node.of(x, dtype)
+    clamped = node.of(x, dtype)
+    # The lower bound first: where min > max, PyTorch returns max.
     for bound, function in ((low, op.maximum), (high, op.minimum)):
         if bound is not None:
             broadcast(node, x, bound)
-            found = function(found, node.of(bound, dtype))
-    return found
+            clamped = function(clamped, node.of(bound, dtype))
+    return clamped
 
 
 def _extreme_number(function: Callable[[Expr, Expr], Expr]) -> Callable[[str, Expr, Expr], Expr]:
@@ -171,6 +177,7 @@ def _extreme_number(function: Callable[[Expr, Expr], Expr]) -> Callable[[str, Ex
     def extreme(dtype: str, x: Expr, y: Expr) -> Expr:
         if not is_float(dtype):
             return function(x, y)
+        # IEEE 754-2008 maxNum and minNum: a number wins over NaN.
         return op.where(op.isnan(x), y, op.where(op.isnan(y), x, function(x, y)))
 
     return extreme
@@ -188,11 +195,12 @@ def _signbit(node: Node, x: Value) -> Expr:
 
 def _copysign(dtype: str, x: Expr, y: Expr) -> Expr:
     size = op.abs(x)
+    # The sign bit decides, not a comparison: -0.0 counts as negative.
     return op.where(functions.is_negative(y, dtype), op.negative(size), size)
 
 
 def _sign(node: Node, x: Value) -> Result:
-    """That of what is no number is 0, as PyTorch counts what it is above and below."""
+    """Return the sign; that of NaN is 0, as in PyTorch."""
     dtype = x.type.dtype
     if not is_float(dtype):
         return x if dtype == "bool" else op.sign(node.of(x))
@@ -209,7 +217,7 @@ def _logical(row: Elementwise) -> Converter:
 
 def _is(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
     def convert(node: Node, x: Value) -> Expr:
-        """Of floats the question; of others the answer is known."""
+        """Test floating-point elements; of other dtypes the answer is constant."""
         if is_float(x.type.dtype):
             return function(node.of(x))
         return op.full(const(otherwise), x.type.shape, dtype="bool")
@@ -219,7 +227,7 @@ def _is(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
 
 def _isinf_signed(greater: bool) -> Converter:
     def convert(node: Node, x: Value) -> Expr:
-        """Whether it is infinity of that sign; integers never are."""
+        """Return whether an element is infinity of that sign; integers never are."""
         if not is_float(x.type.dtype):
             return op.full(const(False), x.type.shape, dtype="bool")
         limit = np.inf if greater else -np.inf
@@ -260,7 +268,7 @@ def _rrelu(
     node: Node, x: Value, noise: Value, lower: float = 1 / 8, upper: float = 1 / 3,
     training: bool = False, generator: object = None,
 ) -> list[Expr | Value | None]:  # fmt: skip
-    """In inference, where the slope is the middle of those that training draws."""
+    """Convert rrelu in inference: the slope is the mean of the training range."""
     if training:
         node.unsupported("slopes that are drawn, as training does")
     return [op.nn.leaky_relu(node.of(x), alpha=(float(lower) + float(upper)) / 2), noise]
@@ -270,6 +278,7 @@ def _softplus(node: Node, x: Value, beta: float = 1, threshold: float = 20) -> E
     dtype, data = node.out_dtype, node.of(x)
     scaled = op.multiply(data, const(beta, dtype))
     soft = op.divide(functions.softplus(scaled, dtype), const(beta, dtype))
+    # Above the threshold softplus is the identity to within rounding, and exp would overflow.
     return op.where(op.greater(scaled, const(threshold, dtype)), data, soft)
 
 
@@ -298,6 +307,7 @@ def _to_copy(node: Node, x: Value, **_: object) -> Result:
         return x
     data = node.of(x)
     if dtype == "bool":
+        # A cast to bool tests for nonzero: 0.5 is true.
         return op.not_equal(data, const(0, x.type.dtype))
     return op.cast(data, dtype)
 

@@ -29,14 +29,16 @@ def _along(node: Node, parameter: Operand, rank: int, axis: int | None) -> Expr:
     """Return a scale or zero point as it broadcasts: of one element, or one for each along an
     axis.
     """
-    made = node.of(parameter, "float32")
+    values = node.of(parameter, "float32")
     if not isinstance(parameter, Value) or not parameter.type.shape:
-        return made
-    return op.reshape(made, ()) if axis is None else append_axes(made, rank - 1 - axis % rank)
+        return values
+    return op.reshape(values, ()) if axis is None else append_axes(values, rank - 1 - axis % rank)
 
 
 class _Steps:
-    """A scale and a zero point over a tensor, of the whole where the axis is None."""
+    """Scale and zero point of a quantised tensor: per tensor if the axis is None, else per
+    channel.
+    """
 
     def __init__(
         self, node: Node, data: Value, scale: Operand, point: Operand, axis: int | None
@@ -46,26 +48,27 @@ class _Steps:
         self.scale, self.point = (_along(node, p, rank, axis) for p in (scale, point))
 
     def unclipped(self) -> Expr:
-        """Return whole numbers, as floats."""
+        """Return round(x / scale) + zero point, as float32, before clipping."""
         x = self.node.of(self.data, "float32")
+        # ATen multiplies by the reciprocal of the scale: a division could round differently.
         inverse = op.divide(const(1.0, "float32"), self.scale)
         return op.add(op.round(op.multiply(x, inverse)), self.point)
 
     def numbers(self, levels: Expr) -> Expr:
-        """Return what levels in float32 stand for."""
+        """Return the dequantised values of float32 levels."""
         return op.multiply(op.subtract(levels, self.point), self.scale)
 
 
 def _of_tensor(convert: Callable[..., Made]) -> Callable[..., Made]:
-    """Return the converter of (data, scale, zero point, further ones) by steps of the whole."""
+    """Return the converter of (data, scale, zero point, ...) with per-tensor parameters."""
     return lambda node, x, scale, point, *more, **named: convert(
         _Steps(node, x, scale, point, None), *more, **named
     )
 
 
 def _of_channels(convert: Callable[..., Made]) -> Callable[..., Made]:
-    """Return the converter of (data, scales, zero points, axis, further arguments) by steps of each
-    channel.
+    """Return the converter of (data, scales, zero points, axis, ...) with per-channel
+    parameters.
     """
     return lambda node, x, scale, point, axis, *more, **named: convert(
         _Steps(node, x, scale, 0 if point is None else point, axis), *more, **named
@@ -73,17 +76,17 @@ def _of_channels(convert: Callable[..., Made]) -> Callable[..., Made]:
 
 
 def _fake(steps: _Steps, quant_min: int, quant_max: int) -> list[Expr]:
-    """Return the rounded numbers, and where nothing was cut off."""
-    whole = steps.unclipped()
+    """Return the fake-quantised values, and the mask of elements that were not clipped."""
+    levels = steps.unclipped()
     ends = [const(float(end), "float32") for end in (quant_min, quant_max)]
-    inside = op.logical_and(op.greater_equal(whole, ends[0]), op.less_equal(whole, ends[1]))
-    made = steps.numbers(op.clip(whole, float(quant_min), float(quant_max)))
+    inside = op.logical_and(op.greater_equal(levels, ends[0]), op.less_equal(levels, ends[1]))
+    values = steps.numbers(op.clip(levels, float(quant_min), float(quant_max)))
     dtype = steps.data.type.dtype
-    return [made if dtype == "float32" else op.cast(made, dtype), inside]
+    return [values if dtype == "float32" else op.cast(values, dtype), inside]
 
 
 def _fake_alone(steps: _Steps, quant_min: int, quant_max: int) -> Expr:
-    """Return the rounded numbers, of the operators without a mask."""
+    """Return the fake-quantised values, for operators without a mask."""
     return _fake(steps, quant_min, quant_max)[0]
 
 
@@ -91,10 +94,13 @@ def _fake_switched(
     node: Node, x: Value, scale: Operand, point: Operand, enabled: Value, quant_min: int,
     quant_max: int,
 ) -> list[Expr]:  # fmt: skip
-    """Return the same where a tensor says so; else the data."""
-    made, inside = _fake(_Steps(node, x, scale, point, None), quant_min, quant_max)
+    """Return fake-quantised values where the tensor `enabled` says so, else the data; and
+    the mask.
+    """
+    values, inside = _fake(_Steps(node, x, scale, point, None), quant_min, quant_max)
     is_on = op.not_equal(op.reshape(node.of(enabled, "int64"), ()), const(0, "int64"))
-    return [op.where(is_on, made, node.of(x)), op.logical_or(op.logical_not(is_on), inside)]
+    # Observers switch fake quantisation by a tensor at run time: both values are computed.
+    return [op.where(is_on, values, node.of(x)), op.logical_or(op.logical_not(is_on), inside)]
 
 
 def _quantize(steps: _Steps, quant_min: Scalar, quant_max: Scalar, dtype: torch.dtype) -> Expr:
@@ -106,10 +112,10 @@ def _dequantize(
     steps: _Steps, quant_min: int, quant_max: int, dtype: torch.dtype, *,
     out_dtype: torch.dtype | None = None,
 ) -> Expr:  # fmt: skip
-    made = steps.numbers(steps.node.of(steps.data, "float32"))
-    wanted = "float32" if out_dtype is None else from_torch_dtype(out_dtype)
-    assert is_float(wanted), wanted
-    return made if wanted == "float32" else op.cast(made, wanted)
+    values = steps.numbers(steps.node.of(steps.data, "float32"))
+    dtype_name = "float32" if out_dtype is None else from_torch_dtype(out_dtype)
+    assert is_float(dtype_name), dtype_name
+    return values if dtype_name == "float32" else op.cast(values, dtype_name)
 
 
 _LIB = "quantized_decomposed"

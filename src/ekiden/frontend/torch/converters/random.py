@@ -1,5 +1,7 @@
-"""Random numbers of exported programs: from a generator that is kept between runs (see
-`Graph.generator`). Graphs of torch.compile are given PyTorch's own instead (see draws).
+"""Random numbers of exported programs, from a generator whose state is kept between runs (see
+`Graph.generator`).
+
+Graphs of torch.compile are passed PyTorch's own numbers instead (see draws).
 """
 
 from __future__ import annotations
@@ -21,19 +23,20 @@ WIDE = ("float32", "float64")
 
 
 def _drawn(node: Node, draw: Callable[[Expr], Expr]) -> Expr:
-    """The numbers that `draw` makes with the generator, which goes on."""
+    """Return the numbers that `draw` makes from the generator, and advance its state."""
     graph = cast("Graph", node.graph)
     if graph.generator is None:
         node.unsupported(
             "random numbers are drawn by a program of torch.export, outside of choices and loops"
         )
     pair = node.scope.spanned(draw(node.of(graph.generator)))
+    # The next draw must use the advanced state, in program order.
     graph.generator = node.value_of(node.scope.spanned(TupleGetItem(pair, 0)))
     return TupleGetItem(pair, 1)
 
 
 def _unit(node: Node, shape: Shape, dtype: str) -> Expr:
-    """Numbers in [0, 1)."""
+    """Return uniform numbers in [0, 1)."""
     return _drawn(node, lambda key: op.random.uniform(key, as_attr(shape), dtype))
 
 
@@ -51,7 +54,8 @@ def _normal(node: Node, *_: object, **__: object) -> Expr:
 
 
 def _integers(node: Node, low: Operand, high: Operand) -> Expr:
-    """From `low` on, below `high`."""
+    """Return integers in [low, high)."""
+    # float64 is exact for ranges below 2**53.
     first = node.of(low, "float64")
     span = op.subtract(node.of(high, "float64"), first)
     drawn = op.multiply(_unit(node, node.out_shape, "float64"), span)
@@ -59,12 +63,12 @@ def _integers(node: Node, low: Operand, high: Operand) -> Expr:
 
 
 def _order(node: Node, *_: object, **__: object) -> Expr:
-    """A permutation: the places of drawn numbers in order."""
+    """Return a random permutation: the argsort of uniform numbers."""
     return op.argsort(_unit(node, node.out_shape, "float64"), axis=0, dtype="int64")
 
 
 def _chances(node: Node, x: Value, p: Operand | None = None, **_: object) -> Expr:
-    """1 by a chance, which is the element's own without `p`."""
+    """Return 1 with probability `p`, or with the element's own value as probability."""
     chance = node.of(x if p is None else p, "float64")
     return op.cast(op.less(_unit(node, node.out_shape, "float64"), chance), node.out_dtype)
 
@@ -72,18 +76,22 @@ def _chances(node: Node, x: Value, p: Operand | None = None, **_: object) -> Exp
 def _choices(
     node: Node, weights: Value, count: Operand, replacement: bool = False, **_: object
 ) -> Expr:
-    """Places of the last axis by weights. Without replacement those of the largest
-    log(weight) - log(-log(u)) (Gumbel: Efraimidis and Spirakis 2006)."""
+    """Return indices of the last axis drawn by weight.
+
+    Without replacement: the largest keys log(weight) - log(-log(u)), the Gumbel-top-k trick
+    (Efraimidis and Spirakis 2006).
+    """
     shape = weights.type.shape
-    many = node.out_shape[-1]
+    count_dim = node.out_shape[-1]
     chances = node.of(weights, weights.type.dtype if weights.type.dtype in WIDE else WIDE[0])
-    if replacement or known(many) == 1:
-        (wanted,) = as_attr([many])
-        return _drawn(node, lambda key: op.random.multinomial(key, chances, wanted))
+    # A single sample is the same with and without replacement.
+    if replacement or known(count_dim) == 1:
+        (samples,) = as_attr([count_dim])
+        return _drawn(node, lambda key: op.random.multinomial(key, chances, samples))
     noise = op.negative(op.log(op.negative(op.log(_unit(node, shape, "float64")))))
     keys = op.add(op.log(op.cast(chances, "float64")), noise)
     order = op.argsort(op.negative(keys), axis=-1, dtype="int64")
-    return op.strided_slice(order, [0], as_attr([many]), axes=[len(shape) - 1])
+    return op.strided_slice(order, [0], as_attr([count_dim]), axes=[len(shape) - 1])
 
 
 def _between(node: Node, low: Operand, high: Operand, *_: object, **__: object) -> Expr:
@@ -91,7 +99,7 @@ def _between(node: Node, low: Operand, high: Operand, *_: object, **__: object) 
 
 
 def _like(convert: Converter) -> Converter:
-    """Of a tensor, whose shape alone matters."""
+    """Return the converter for a leading tensor argument, of which only the shape matters."""
     return lambda node, x, *args, **named: convert(node, *args, **named)
 
 

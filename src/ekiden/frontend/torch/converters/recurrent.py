@@ -1,8 +1,8 @@
-"""Layers of recurrent networks: `aten::lstm`, `gru`, `rnn_tanh` and `rnn_relu` over padded steps.
+"""Recurrent layers: `aten::lstm`, `gru`, `rnn_tanh` and `rnn_relu` over padded sequences.
 
-PyTorch's own definitions of them write every step out: a program as long as the sequence. Here a
-layer and direction is one operator (nn.lstm, nn.gru, nn.rnn), with PyTorch's order of gates. Those
-with packed sequences (`lstm.data`) in a program exported elsewhere keep PyTorch's definition.
+PyTorch's decompositions unroll every step: a program as long as the sequence. Here a layer and
+direction is one operator (nn.lstm, nn.gru, nn.rnn), with PyTorch's order of gates. Layers over
+packed sequences (`lstm.data`) in a program exported elsewhere keep PyTorch's decomposition.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """What the layers of a module have in common: their arguments as PyTorch has them."""
+    """The arguments that all layers of a recurrent module share."""
 
     params: Sequence[Value]
     has_biases: bool
@@ -45,7 +45,7 @@ class _Stack:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """One layer in one direction."""
+    """A recurrent layer in one direction."""
 
     name: str
     weights: Sequence[Expr]
@@ -59,8 +59,10 @@ class _Layer:
         return self.weights[-1] if len(self.weights) % 2 else None
 
     def whole(self, data: Expr, states: Sequence[Expr], lengths: Expr | None) -> list[Expr]:
-        """By the operator: data [steps, batch, inputs] and states [batch, hidden] -> all hidden
-        states, then each state at the end."""
+        """Emit the layer's operator for data [steps, batch, inputs] and states [batch, hidden].
+
+        Returns all hidden states, then each final state.
+        """
         kind, activations = KINDS[self.name]
         initial = dict(zip(("initial_h", "initial_c"), states, strict=False))
         return recurrent_layer(
@@ -69,36 +71,39 @@ class _Layer:
         )  # fmt: skip
 
     def steps(self, node: Node, data: Expr, states: Sequence[Expr]) -> list[Expr]:
-        """The same, step by step: for projections, and float64, which the operator has not."""
+        """Emit the layer step by step: for projections and float64, which the operator lacks."""
         into, again, *biases = self.weights
         sides = [biases[0], biases[1]] if self.biased else [None, None]
-        made = projected(data, into, sides[0])
+        # The input projection of all steps is one matrix product, outside of the loop.
+        inputs = projected(data, into, sides[0])
 
-        def step(rows: Sequence[Expr], now: Sequence[Expr]) -> list[Expr]:
-            return self._step(rows[0], projected(now[0], again, sides[1]), now)
+        def step(rows: Sequence[Expr], states_now: Sequence[Expr]) -> list[Expr]:
+            return self._step(rows[0], projected(states_now[0], again, sides[1]), states_now)
 
-        every, ends = scanned(node, [made], [node.given(s) for s in states], step, self.reverse)
-        return [every, *(node.scope.expr(each) for each in ends)]
+        every, ends = scanned(node, [inputs], [node.given(s) for s in states], step, self.reverse)
+        return [every, *(node.scope.expr(end) for end in ends)]
 
     def _step(self, x: Expr, y: Expr, states: Sequence[Expr]) -> list[Expr]:
-        """The next states, from the products of data and hidden state."""
+        """Return the next states from the input and hidden projections."""
         kind, activations = KINDS[self.name]
         if kind == "rnn":
             total = op.add(x, y)
             return [op.tanh(total) if activations == ("tanh",) else op.nn.relu(total)]
         if kind == "gru":
-            data, state = (list(op.split(part, 3, axis=1)) for part in (x, y))
+            data, state = (list(op.split(gates, 3, axis=1)) for gates in (x, y))
             return [gru(data, state, states[0])]
-        made = lstm([gate(part) for part in op.split(op.add(x, y), 4, axis=1)], states[1])
+        updated = lstm([gate(gates) for gates in op.split(op.add(x, y), 4, axis=1)], states[1])
         if self.projection is None:
-            return [made.hidden, made.cell]
-        return [projected(made.hidden, self.projection), made.cell]
+            return [updated.hidden, updated.cell]
+        return [projected(updated.hidden, self.projection), updated.cell]
 
 
 def _run(
     node: Node, name: str, x: Value, states: Sequence[Value], stack: _Stack, lengths: Value | None
 ) -> list[Expr | Value | None]:
-    """The last layer's hidden states, and each state [layers * directions, batch, hidden]."""
+    """Return the last layer's hidden states, and each final state [layers * directions, batch,
+    hidden].
+    """
     if stack.train and stack.dropout > 0 and stack.num_layers > 1:
         node.unsupported("dropout between layers, which training has")
     dtype = "float64" if x.type.dtype == "float64" else "float32"
@@ -106,14 +111,15 @@ def _run(
     if stack.batch_first:
         data = op.transpose(data, (1, 0, 2))
     ends_at = None if lengths is None else op.cast(node.of(lengths), "int32")
+    # PyTorch lists the parameters by layer, then by direction.
     size = len(stack.params) // (stack.num_layers * stack.directions)
     ends: list[list[Expr]] = []
     for at in range(stack.num_layers):
         both = []
         for direction in range(stack.directions):
             number = at * stack.directions + direction
-            given = [node.of(p, dtype) for p in stack.params[number * size : (number + 1) * size]]
-            one = _Layer(name, given, stack.has_biases, direction == 1)
+            weights = [node.of(p, dtype) for p in stack.params[number * size : (number + 1) * size]]
+            one = _Layer(name, weights, stack.has_biases, direction == 1)
             begin = [op.take(node.of(s, dtype), const(number, "int64"), axis=0) for s in states]
             if one.projection is None and dtype == "float32":
                 every, *last = one.whole(data, begin, ends_at)
@@ -126,7 +132,7 @@ def _run(
         data = both[0] if len(both) == 1 else op.concatenate(both, axis=-1)
     if stack.batch_first:
         data = op.transpose(data, (1, 0, 2))
-    return [data, *(op.stack(each, axis=0) for each in zip(*ends, strict=True))]
+    return [data, *(op.stack(states_of_kind, axis=0) for states_of_kind in zip(*ends, strict=True))]
 
 
 def _recurrent(
@@ -134,15 +140,17 @@ def _recurrent(
     has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
     batch_first: bool, lengths: Value | None = None,
 ) -> list[Expr | Value | None]:  # fmt: skip
-    """lengths: how many steps each sequence has, of our own operators alone."""
+    """Convert a recurrent module; `lengths`, the steps per sequence, is an argument of our own
+    operators only.
+    """
     states = [hx] if isinstance(hx, Value) else hx
     stack = _Stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     return _run(node, name, x, states, stack, lengths)
 
 
 ROWS: tuple[Row, ...] = tuple(
-    (each, partial(_recurrent, name))
+    (operator, partial(_recurrent, name))
     for name in KINDS
-    for each in (f"{name}.input", f"ekiden::{name}")
+    for operator in (f"{name}.input", f"ekiden::{name}")
 )
 """Those of PyTorch, and those that stay whole while it traces (ekiden.frontend.torch.layers)."""

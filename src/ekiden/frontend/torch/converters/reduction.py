@@ -1,4 +1,4 @@
-"""Reductions over axes, running ones, sorting."""
+"""Reductions over axes, cumulative reductions, sorting."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Axes = Sequence[int] | int | None
 
 
 def axes_of(node: Node, x: Value, dim: Axes) -> list[int]:
-    """The axes that `dim` names, counted from the front; all without one."""
+    """Return the axes that `dim` names, counted from the front; all of them if it names none."""
     rank = len(x.type.shape)
-    given = [dim] if isinstance(dim, int) else list(dim or ())
-    return sorted({node.axis(a, rank) for a in given}) if given and rank else list(range(rank))
+    named = [dim] if isinstance(dim, int) else list(dim or ())
+    return sorted({node.axis(a, rank) for a in named}) if named and rank else list(range(rank))
 
 
 def _reduced(
@@ -39,17 +39,17 @@ def _reduce(function: Callable[..., Expr]) -> Converter:
     def convert(
         node: Node, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: object = None
     ) -> Expr:
-        """In the dtype of the result, which integers are widened to before they are summed."""
+        """Reduce in the dtype of the result, to which integers are widened before summation."""
         return _reduced(node, function, x, node.of(x, node.out_dtype), dim, keepdim)
 
     return convert
 
 
 def _extreme(function: Callable[..., Expr], truths: Callable[..., Expr]) -> Converter:
-    """amax, amin; max and min without an axis."""
+    """Return the converter of amax or amin, and of max and min without an axis."""
 
     def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
-        """Of truth values all or any."""
+        """Return the extreme; of booleans, any or all."""
         if x.type.dtype == "bool":
             return _reduced(node, truths, x, node.of(x), dim, keepdim)
         return _reduced(node, function, x, node.of(x), dim, keepdim)
@@ -59,7 +59,7 @@ def _extreme(function: Callable[..., Expr], truths: Callable[..., Expr]) -> Conv
 
 def _truth(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
-        """Whether all or any elements differ from 0."""
+        """Return whether all or any elements differ from 0."""
         data = node.of(x)
         if x.type.dtype != "bool":
             data = op.not_equal(data, const(0, x.type.dtype))
@@ -69,12 +69,16 @@ def _truth(function: Callable[..., Expr]) -> Converter:
 
 
 def _truth_along(function: Callable[..., Expr]) -> Converter:
-    """`any.dims`, `all.dims`, which reduce no axis where none is named, unlike sums."""
+    """Return the converter of `any.dims` or `all.dims`, for which an empty list reduces no axis,
+    unlike sums.
+    """
 
     def convert(
         node: Node, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False
     ) -> Result:
-        """Whether all or any elements along the axes differ from 0; of all axes without any."""
+        """Return whether all or any elements along the axes differ from 0; over all axes if dim is
+        None.
+        """
         if dim is not None and not dim:
             return op.cast(node.of(x), "bool")
         return _truth(function)(node, x, dim, keepdim)  # type: ignore[return-value]
@@ -102,23 +106,23 @@ def _argument(
     data = _numbers(node, x)
     if dim is None:
         flat = op.reshape(data, (product(x.type.shape),), allowzero=True)
-        found = op.cast(function(flat, axis=0, keepdims=False), "int64")
-        return op.reshape(found, (1,) * rank) if keepdim else found
+        index = op.cast(function(flat, axis=0, keepdims=False), "int64")
+        return op.reshape(index, (1,) * rank) if keepdim else index
     return op.cast(function(data, axis=node.axis(dim, rank), keepdims=keepdim), "int64")
 
 
-def _with_places(largest: Callable[..., Expr], place: Callable[..., Expr]) -> Converter:
-    """max.dim, min.dim: the values and their places."""
+def _with_places(largest: Callable[..., Expr], argument: Callable[..., Expr]) -> Converter:
+    """Return the converter of max.dim or min.dim: values and indices."""
 
     def convert(node: Node, x: Value, dim: int, keepdim: bool = False) -> list[Expr | Value | None]:
-        """[values, places]; a number alone is its own extreme, at place 0."""
+        """Return [values, indices]; a zero-dimensional tensor is its own extreme, at index 0."""
         if not x.type.shape:
             return [x, constant(np.zeros((), np.int64))]
         axis = node.axis(dim, len(x.type.shape))
         values = largest(_numbers(node, x), axis=axis, keepdims=keepdim)
-        places = _argument(node, place, x, axis, keepdim)
-        assert isinstance(places, Expr)
-        return [values, places]
+        indices = _argument(node, argument, x, axis, keepdim)
+        assert isinstance(indices, Expr)
+        return [values, indices]
 
     return convert
 
@@ -138,8 +142,9 @@ def _var_mean(
 def _moments(
     node: Node, x: Value, dim: Axes, correction: object, keepdim: bool
 ) -> tuple[Expr, Expr]:
-    """The variance and the mean: the sum of squared differences over n - correction. In float32
-    where the dtype has 16 bits, which end before such sums and counts do.
+    """Return the variance, the sum of squared differences over n - correction, and the mean.
+
+    Dtypes of 16 bits compute in float32, as such sums and counts exceed their range.
     """
     dtype = "float32" if itemsize(node.out_dtype) < 4 else node.out_dtype
     if isinstance(dim, bool):  # var.default(x, unbiased)
@@ -156,17 +161,18 @@ def _moments(
     total = op.sum(squares, axis=axes, keepdims=keepdim) if axes else squares
     number = known(count)
     if number is not None:
+        # Not negative: with n <= correction the quotient is inf or NaN, as in PyTorch.
         below: Expr = const(max(number - correction, 0), dtype)
     else:
         wide = op.cast(node.scope.scalar(count), dtype)
         below = op.maximum(op.subtract(wide, const(correction, dtype)), const(0, dtype))
-    kept = mean if keepdim or not axes else op.squeeze(mean, axis=axes)
-    return op.divide(total, below), kept
+    mean_out = mean if keepdim or not axes else op.squeeze(mean, axis=axes)
+    return op.divide(total, below), mean_out
 
 
 def _cumulative(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: int, *, dtype: object = None) -> Expr:
-        """In the dtype of the result; a number alone is its own total."""
+        """Accumulate in the dtype of the result; a zero-dimensional tensor is its own total."""
         data = node.of(x, node.out_dtype)
         if not x.type.shape:
             return data
@@ -190,8 +196,8 @@ def _sort(
         return [x, constant(np.zeros((), np.int64))]
     axis = node.axis(dim, len(x.type.shape))
     data = _numbers(node, x)
-    places = op.argsort(data, axis=axis, is_ascend=not descending, dtype="int64")
-    return [op.gather(data, axis, places), places]
+    indices = op.argsort(data, axis=axis, is_ascend=not descending, dtype="int64")
+    return [op.gather(data, axis, indices), indices]
 
 
 def _topk(
@@ -200,19 +206,23 @@ def _topk(
     if not x.type.shape:
         return [x, constant(np.zeros((), np.int64))]
     axis = node.axis(dim, len(x.type.shape))
-    found = op.topk(
+    largest_k = op.topk(
         _numbers(node, x), k=node.size(k), axis=axis, ret_type="both", is_ascend=not largest,
         dtype="int64",
     )  # fmt: skip
-    return [TupleGetItem(found, 0), TupleGetItem(found, 1)]
+    return [TupleGetItem(largest_k, 0), TupleGetItem(largest_k, 1)]
 
 
 def _cum_extreme(beyond: Callable[[Expr, Expr], Expr]) -> Converter:
-    """The running extreme and its last place, where `beyond` says what is at least as extreme."""
+    """Return the converter of a running extreme and its last index; `beyond` tests for at least as
+    extreme.
+    """
 
     def convert(node: Node, x: Value, dim: int) -> list[Expr | Value | None]:
-        """Each element joined with those 1, 2, 4, ... before it, as many as the axis has, whose
-        extent must be known. A NaN is the extreme of all that has one.
+        """Combine each element with those 1, 2, 4, ... before it (Hillis-Steele scan) over a
+        constant extent.
+
+        A NaN is the extreme of every prefix that contains one.
         """
         if not x.type.shape:
             return [x, constant(np.zeros((), np.int64))]
@@ -221,23 +231,23 @@ def _cum_extreme(beyond: Callable[[Expr, Expr], Expr]) -> Converter:
         values = node.scope.spanned(_numbers(node, x))
         behind = (1,) * (len(x.type.shape) - axis - 1)
         numbers = const(np.arange(extent).reshape(-1, *behind))
-        places = node.scope.spanned(op.broadcast_to(numbers, x.type.shape))
+        indices = node.scope.spanned(op.broadcast_to(numbers, x.type.shape))
         step = 1
         while step < extent:
             pairs = [(_part(e, axis, 0, extent - step), _part(e, axis, step, extent))
-                     for e in (values, places)]  # fmt: skip
+                     for e in (values, indices)]  # fmt: skip
             (earlier, later), _ = pairs
             is_later = beyond(later, earlier)
             if is_float(x.type.dtype):
                 is_later = op.logical_and(is_later, op.logical_not(op.isnan(earlier)))
                 is_later = op.logical_or(op.isnan(later), is_later)
             is_later = node.scope.spanned(is_later)
-            values, places = (
+            values, indices = (
                 op.concatenate([_part(e, axis, 0, step), op.where(is_later, new, old)], axis=axis)
-                for e, (old, new) in zip((values, places), pairs, strict=True)
+                for e, (old, new) in zip((values, indices), pairs, strict=True)
             )
             step *= 2
-        return [values, places]
+        return [values, indices]
 
     return convert
 
@@ -253,20 +263,21 @@ def _histc(
     min: Scalar = 0,
     max: Scalar = 0,
 ) -> Expr:
-    """How many elements lie between each two of evenly spaced edges; the last edge is inside."""
+    """Return the number of elements between evenly spaced edges; the last edge is inclusive."""
     low, high, dtype = node.number(min, "min"), node.number(max, "max"), node.out_dtype
     if not low < high:
         node.unsupported("'min' must be below 'max': edges that are data are not supported")
+    # torch.linspace itself, so that the edges are rounded as PyTorch's.
     edges = array_of(torch.linspace(low, high, bins + 1))
     data = op.reshape(node.of(x, "float32"), (-1,))
-    places = op.subtract(
+    bin_index = op.subtract(
         op.searchsorted(const(edges), data, right=True, dtype="int64"), const(1, "int64")
     )
-    places = op.where(op.equal(data, const(edges[-1])), const(bins - 1, "int64"), places)
+    bin_index = op.where(op.equal(data, const(edges[-1])), const(bins - 1, "int64"), bin_index)
     inside = op.logical_and(
         op.greater_equal(data, const(edges[0])), op.less_equal(data, const(edges[-1]))
     )
-    index = op.where(inside, places, const(0, "int64"))
+    index = op.where(inside, bin_index, const(0, "int64"))
     return op.scatter_nd(
         const(np.zeros(bins, to_numpy(dtype))),
         op.expand_dims(index, axis=0),

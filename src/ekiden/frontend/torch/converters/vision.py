@@ -1,4 +1,4 @@
-"""The operators of torchvision's library, by which its detectors are exported."""
+"""The operators of torchvision's library, which its detectors are exported with."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Size: TypeAlias = object
 
 
 def _nms(node: Node, boxes: Value, scores: Value, threshold: float) -> Expr:
-    """Places of the boxes that stay, those of the highest scores first."""
-    most = node.scope.scalar(boxes.type.shape[0])
-    limits = most, const(threshold, "float32"), const(-np.inf, "float32")
-    places = selected_boxes(node, node.of(boxes, "float32"), node.of(scores, "float32"), *limits)
-    return op.cast(places, "int64")
+    """Return the indices of the boxes that survive non-maximum suppression, by descending score."""
+    max_boxes = node.scope.scalar(boxes.type.shape[0])
+    limits = max_boxes, const(threshold, "float32"), const(-np.inf, "float32")
+    indices = selected_boxes(node, node.of(boxes, "float32"), node.of(scores, "float32"), *limits)
+    return op.cast(indices, "int64")
 
 
 def _pooled(node: Node, height: Size, width: Size) -> tuple[int, int]:
@@ -43,7 +43,7 @@ def _roi_align(
 def _roi_pool(
     node: Node, x: Value, rois: Value, scale: float, height: Size, width: Size
 ) -> list[Expr | Value | None]:
-    """The places of the maxima, which gradients read, are not computed."""
+    """Convert roi_pool; the indices of the maxima, which only gradients read, are not computed."""
     size = _pooled(node, height, width)
     return [op.vision.roi_pool(node.of(x), node.of(rois, x.type.dtype), size, scale), None]
 
@@ -53,14 +53,14 @@ def _deform_conv2d(
     stride_h: int, stride_w: int, pad_h: int, pad_w: int, dilation_h: int, dilation_w: int,
     groups: int, offset_groups: int, use_mask: bool,
 ) -> Expr:  # fmt: skip
-    found = op.nn.deformable_conv2d(
+    convolved = op.nn.deformable_conv2d(
         node.of(x), node.of(offset), node.of(weight), mask=node.of(mask) if use_mask else None,
         strides=(stride_h, stride_w), padding=(pad_h, pad_w, pad_h, pad_w),
         dilation=(dilation_h, dilation_w), deformable_groups=offset_groups, groups=groups,
         channels=known(weight.type.shape[0]),
         kernel_size=node.static(weight.type.shape[2:], "the kernel"), border="zeros",
     )  # fmt: skip
-    return op.nn.bias_add(found, node.of(bias), axis=1)
+    return op.nn.bias_add(convolved, node.of(bias), axis=1)
 
 
 # fmt: off
