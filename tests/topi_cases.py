@@ -114,7 +114,7 @@ def _plain(cases: Sequence[Case]) -> list[PrimFunc]:
     found = []
     for n, each in enumerate(cases):
         inputs, outputs = each.tensors()
-        copies = kernels.stages.own_outputs(outputs)
+        copies = kernels.stages.distinct_outputs(outputs)
         found.append(lower(te.create_prim_func([*inputs, *copies], f"k{n}")))
     return found
 

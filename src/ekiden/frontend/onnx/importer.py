@@ -203,10 +203,12 @@ class _Import:
         """
         held = _held(info.type)
         override = self.shapes.get(info.name)
-        if override is None and not held.tensor_type.HasField("shape"):
-            return None if held.HasField("tensor_type") else ()
+        if not held.HasField("tensor_type"):
+            return ()  # a sequence or a map: its shapes are those of its elements
         if override is not None:
             return stated_shape(info.name, override)
+        if not held.tensor_type.HasField("shape"):
+            return None
         declared = [_stated(d) for d in held.tensor_type.shape.dim]
         for axis, size in enumerate(declared):
             if isinstance(size, int) and size < -1:
