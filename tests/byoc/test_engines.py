@@ -248,8 +248,8 @@ def test_an_unknown_engine_is_refused() -> None:
 ELSEWHERE = """
 import sys, numpy as np
 if sys.argv[2] == "absent":
-    from ekiden.runtime.devices.engines import ENGINES
-    ENGINES[sys.argv[3]] = lambda: ""
+    from ekiden.runtime.devices.engines import ENGINE_FOLDERS
+    ENGINE_FOLDERS[sys.argv[3]] = lambda: ""
 import ekiden
 try:
     x, w, b = np.ones((2, 3), "f"), np.ones((4, 3), "f"), np.ones(4, "f")
