@@ -153,6 +153,14 @@ def _deform_conv(node: Node) -> Expr:
     return found if node.optional(3) is None else op.nn.bias_add(found, node.expr(3), axis=1)
 
 
+def _borders(node: Node, rank: int) -> tuple[int, ...]:
+    """Return the padding of Col2Im: an image cannot be cut out of a smaller one."""
+    pads = tuple(node.get_ints("pads", (0,) * 2 * rank))
+    if min(pads, default=0) < 0:
+        node.unsupported(f"attribute 'pads' must not be negative, got {min(pads)}")
+    return pads
+
+
 def _col2im(node: Node) -> Expr:
     """Sums of the patches that lie in the columns, each at its place in the padded image."""
     if is_data(node, 1):
@@ -161,7 +169,7 @@ def _col2im(node: Node) -> Expr:
     rank = len(image)
     strides = node.get_ints("strides", (1,) * rank)
     dilations = node.get_ints("dilations", (1,) * rank)
-    pads = node.get_ints("pads", (0,) * 2 * rank)
+    pads = _borders(node, rank)
     padded = [d + pads[i] + pads[i + rank] for i, d in enumerate(image)]
     steps = [
         range((p - (b - 1) * d - 1) // s + 1)
@@ -194,7 +202,7 @@ def _col2im_by_data(node: Node) -> Expr:
     image = [as_dim(d) for d in node.dims(1, "image_shape", rank)]
     strides = node.get_ints("strides", (1,) * rank)
     dilations = node.get_ints("dilations", (1,) * rank)
-    pads = node.get_ints("pads", (0,) * 2 * rank)
+    pads = _borders(node, rank)
     node.believed("the number of elements of a patch", max(math.prod(block), *block))
     taps = np.array(list(every(*map(range, block)))) * np.array(dilations)
     padded = [tidy(d + pads[i] + pads[i + rank]) for i, d in enumerate(image)]
