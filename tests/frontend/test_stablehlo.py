@@ -100,6 +100,13 @@ def test_a_program_begins_where_it_is_told_to() -> None:
         ekiden.compile(both, (np.ones(2, np.float32),))
 
 
+def test_a_name_that_is_no_text_is_refused() -> None:
+    """The bindings of MLIR ended the process as they quoted it."""
+    text = program("%r = stablehlo.abs %a : tensor<2xf32>", "tensor<2xf32>", "tensor<2xf32>")
+    with pytest.raises(ImportModelError, match="no StableHLO: .*utf-8"):
+        ekiden.compile(text.replace(b"stablehlo.abs %a", b'"stablehlo.\xe1bs"(%a)'))
+
+
 WINDOW = """
     %z = stablehlo.constant dense<0.0> : tensor<f32>
     %r = "stablehlo.reduce_window"(%a, %z) ({{

@@ -34,7 +34,9 @@ def parsed(data: str | bytes, label: str, within: ir.Context) -> ir.Module:
     if isinstance(data, bytes) and data.startswith(BYTECODE):
         return _of_bytecode(data, label, within)
     try:
-        return ir.Module.parse(data, within)
+        # MLIR's bindings end the process where a message of theirs quotes what is no UTF-8
+        text = data.decode() if isinstance(data, bytes) else data
+        return ir.Module.parse(text, within)
     except Exception as error:  # MLIRError, or UnicodeDecodeError of bytes that are no text
         raise ImportModelError(f"import {label}: no StableHLO: {_reason(error)}") from error
 

@@ -164,6 +164,14 @@ def _deform_conv(node: Node) -> Expr:
     )
 
 
+def _borders(node: Node, rank: int) -> tuple[int, ...]:
+    """Return the padding of Col2Im: an image cannot be cut out of a smaller one."""
+    pads = tuple(node.get_ints("pads", (0,) * 2 * rank))
+    if min(pads, default=0) < 0:
+        node.unsupported(f"attribute 'pads' must not be negative, got {min(pads)}")
+    return pads
+
+
 def _col2im(node: Node) -> Expr:
     """Convert Col2Im: add the patches of the columns at their positions in the padded image, whose
     extents may be run-time values. The positions are a constant where the extents are known.
@@ -172,7 +180,7 @@ def _col2im(node: Node) -> Expr:
     rank = len(block)
     image = [as_dim(d) for d in node.dims(1, "image_shape", rank)]
     strides, dilations = (node.get_ints(n, (1,) * rank) for n in ("strides", "dilations"))
-    pads = node.get_ints("pads", (0,) * 2 * rank)
+    pads = _borders(node, rank)
     node.believed("the number of elements of a patch", max(math.prod(block), *block))
     window = Window(block, strides, dilations, pads[:rank], pads[rank:])
     padded = [tidy(d + pads[i] + pads[i + rank]) for i, d in enumerate(image)]
