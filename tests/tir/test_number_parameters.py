@@ -13,7 +13,7 @@ from ekiden.runtime.errors import CompileError
 from ekiden.script import tir as T
 from ekiden.target import Target
 from ekiden.tir import interpreter
-from ekiden.tir.transform import scalars_as_tensors
+from ekiden.tir.transform import numbers_as_tensors
 from long_runs import share
 
 
@@ -157,7 +157,7 @@ def test_a_size_given_twice_must_agree() -> None:
         for i in range(n):
             B[i] = A[i] + n
 
-    assert not scalars_as_tensors(f).scalars
+    assert not numbers_as_tensors(f).scalars
     module = ekiden.IRModule({"f": f})
     n, x = relay.var("n", shape=(), dtype="int64"), relay.var("x", shape=(4,), dtype="int64")
     module["main"] = relay.Function([n, x], module.get_global_var("f")(n, x))

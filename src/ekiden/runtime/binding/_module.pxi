@@ -50,7 +50,7 @@ cdef class Module(Object):
         A ValueError lists the formats there are.
         """
         if self.sources is None and self.kind == "device":
-            self.sources = _device_code().texts(self.to_bytes())
+            self.sources = _device_code().sources_by_format(self.to_bytes())
         formats = self.sources or {}
         chosen = fmt or next(iter(formats), "")
         if chosen not in formats:
@@ -83,7 +83,7 @@ cdef class Module(Object):
         device ("cuda") for its kernels; of others their kind.
         """
         if self.kind == "device":
-            return _device_code().kind_of(self.to_bytes())
+            return _device_code().device_kind(self.to_bytes())
         if self.kind == "image":
             return "c" if "c" in (self.sources or {}) else "llvm"
         return self.kind
