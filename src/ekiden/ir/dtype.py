@@ -172,6 +172,29 @@ def is_unsigned(dtype: str) -> bool:
     return element(dtype).startswith("uint")
 
 
+def wider_int(a: str, b: str) -> str | None:
+    """Return the wider of two integer dtypes of as many lanes, the first where they are equally
+    wide; None for others.
+    """
+    if not is_int(a) or not is_int(b) or vector(a) != vector(b):
+        return None
+    return a if itemsize(a) >= itemsize(b) else b
+
+
+def common(a: str, b: str) -> str | None:
+    """Return the dtype in which TVM brings two operands together; None for others.
+
+    Integers get the wider dtype, an integer beside a float that of the float. Both must have as
+    many lanes.
+    """
+    if vector(a) != vector(b):
+        return None
+    for float_dtype, int_dtype in ((a, b), (b, a)):
+        if is_float(float_dtype) and is_int(int_dtype):
+            return float_dtype
+    return wider_int(a, b)
+
+
 @cache
 def to_numpy(dtype: str) -> np.dtype[np.generic]:
     """Return the NumPy dtype of a scalar type; ml_dtypes' own for bfloat16 and small types."""

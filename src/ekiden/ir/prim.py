@@ -505,10 +505,11 @@ class Select(PrimExpr):
         if not self.dtype:
             a, b = numbers_beside(self.true_value, self.false_value)
             if a.dtype != b.dtype:
-                if not _are_integers(a, b):
+                wide = dt.wider_int(a.dtype, b.dtype)
+                if wide is None:
                     kinds = f"{a.dtype} and {b.dtype}"
                     raise TypeError(f"Select: values must have one dtype, got {kinds}")
-                a, b = _widened(a, b)
+                a, b = cast(a, wide), cast(b, wide)
             freeze(self, true_value=a, false_value=b, dtype=a.dtype)
 
 
@@ -620,34 +621,6 @@ def cast(value: PrimExpr, dtype: str) -> PrimExpr:
     return Cast(value, dtype)
 
 
-def _are_integers(a: PrimExpr, b: PrimExpr) -> bool:
-    """Return whether two operands are integers of as many lanes."""
-    return dt.is_int(a.dtype) and dt.is_int(b.dtype) and dt.vector(a.dtype) == dt.vector(b.dtype)
-
-
-def _in_one_dtype(a: PrimExpr, b: PrimExpr) -> tuple[PrimExpr, PrimExpr] | None:
-    """Return two operands as TVM brings them together; None for others.
-
-    Integers get the wider dtype, an integer beside a float that of the float.
-    """
-    if _are_integers(a, b):
-        return _widened(a, b)
-    for float_side, int_side in ((a, b), (b, a)):
-        if dt.is_float(float_side.dtype) and dt.is_int(int_side.dtype):
-            return (
-                (cast(a, float_side.dtype), b)
-                if float_side is b
-                else (a, cast(b, float_side.dtype))
-            )
-    return None
-
-
-def _widened(a: PrimExpr, b: PrimExpr) -> tuple[PrimExpr, PrimExpr]:
-    """Return two integers in the wider dtype of theirs."""
-    wide = a.dtype if dt.itemsize(a.dtype) >= dt.itemsize(b.dtype) else b.dtype
-    return cast(a, wide), cast(b, wide)
-
-
 def _in_lanes(a: PrimExpr, vector_dtype: str) -> PrimExpr:
     """Return a scalar in every lane, beside a vector of dtype `vector_dtype`."""
     lanes = dt.vector(vector_dtype)
@@ -663,10 +636,10 @@ def in_one_dtype(what: str, a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExp
         a, b = _in_lanes(a, b.dtype), _in_lanes(b, a.dtype)
     if a.dtype == b.dtype:
         return a, b
-    alike = None if dt.vector(a.dtype) != dt.vector(b.dtype) else _in_one_dtype(a, b)
-    if alike is None:
+    dtype = dt.common(a.dtype, b.dtype)
+    if dtype is None:
         raise _two_dtypes(what, a, b)
-    return alike
+    return cast(a, dtype), cast(b, dtype)
 
 
 def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:

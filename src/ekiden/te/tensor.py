@@ -6,12 +6,10 @@ tensor), ReduceAxis and Reduce (see ekiden.te.reducer).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ContextDecorator, contextmanager
 from contextvars import ContextVar
 from numbers import Integral, Real
-from types import FunctionType
 from typing import NoReturn, cast, overload
 from weakref import WeakKeyDictionary
 
@@ -21,6 +19,7 @@ from ekiden.ir.prim import ExprLike, IntImm, PrimExpr, SizeVar, Var, const, conv
 from ekiden.ir.prim_visitor import post_order
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.te.axis_names import axis_names, wrong_rank
 from ekiden.te.reducer import Reduce, ReduceAxis
 from ekiden.te.statements import replace_buffers
 from ekiden.tir.expr import Buffer, BufferLoad
@@ -356,34 +355,6 @@ def placeholder(
     return PlaceholderOp(name, "", {}, dims, dtype).output(0)
 
 
-def _parameters(function: Callable[..., object]) -> tuple[list[str], bool]:
-    """Return the names of the parameters without a default, and whether there is a *args. Of a
-    plain function the code object tells it, in a tenth of the time of a signature.
-    """
-    if isinstance(function, FunctionType) and not function.__dict__:
-        code, defaults = function.__code__, len(function.__defaults__ or ())
-        if not code.co_kwonlyargcount and not code.co_flags & inspect.CO_VARKEYWORDS:
-            names = code.co_varnames[: code.co_argcount - defaults]
-            return list(names), bool(code.co_flags & inspect.CO_VARARGS)
-    signature_params = inspect.signature(function).parameters.values()
-    parameters = [p for p in signature_params if p.default is p.empty]
-    fixed = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
-    return fixed, len(fixed) != len(parameters)
-
-
-def _axis_names(fcompute: Callable[..., object], rank: int) -> tuple[list[str], int]:
-    """Return names of all axes, and how many of the last ones the function does not take."""
-    fixed, is_open = _parameters(fcompute)
-    if len(fixed) > rank:
-        raise ValueError(_wrong_rank(rank, len(fixed)))
-    missing = rank - len(fixed)
-    return fixed + [f"i{n}" for n in range(missing)], 0 if is_open else missing
-
-
-def _wrong_rank(rank: int, actual: int) -> str:
-    return f"compute: expected a function of {rank} indices, got one of {actual}"
-
-
 def _check_reduce(name: str, bodies: Sequence[PrimExpr]) -> None:
     reduces = [b for b in bodies if isinstance(b, Reduce)]
     if (reduces and any(b.axis != reduces[0].axis for b in reduces)) or len(reduces) not in (
@@ -418,7 +389,7 @@ def compute_op(
     `compute`.
     """
     dims = as_dims(shape, f"compute {name!r}")
-    names, own = _axis_names(fcompute, len(dims))
+    names, own = axis_names(fcompute, len(dims))
     axis = tuple(IterVar(Var(n), d, IterKind.SPATIAL) for n, d in zip(names, dims, strict=True))
     computed = fcompute(*(a.var for a in axis[: len(axis) - own]))
     label, notes = tag or _TAG.get() or "", dict(attrs or {})
@@ -426,7 +397,7 @@ def compute_op(
         op = computed.operation(name, label, notes, axis, own)
         bodies = op.body
     elif own:
-        raise ValueError(_wrong_rank(len(dims), len(dims) - own))
+        raise ValueError(wrong_rank(len(dims), len(dims) - own))
     else:
         bodies = _bodies(name, computed)
         _check_reduce(name, bodies)

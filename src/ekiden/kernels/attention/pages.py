@@ -46,6 +46,14 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.kernels.attention.kv_layout import Plane
+from ekiden.kernels.attention.paged_tiling import (
+    DEFAULT_CHUNK_KEYS,
+    DEFAULT_SPLIT_BELOW_TILES,
+    EFFICIENT_TILE_ROWS,
+    AttentionTile,
+    PagedTiling,
+    Pages,
+)
 from ekiden.kernels.attention.partial_softmax import INITIAL_MAX_SCORE, PartialSoftmax
 from ekiden.kernels.attention.row_values import power_at_most_one
 from ekiden.kernels.cost_model import CACHE_LINE_BYTES
@@ -65,66 +73,12 @@ from ekiden.tir.stmt import (
 
 DEFAULT_F32_LANES = 16
 """Lanes of a vector where no target is known."""
-EFFICIENT_TILE_ROWS = 6
-"""Rows of a tile beyond which more save little."""
-DEFAULT_CHUNK_KEYS = 256
-"""Of a chunk: merging a row's part is the work of one key or two."""
-DEFAULT_SPLIT_BELOW_TILES = 8
-"""Tiles below which threads share the chunks of each, where no target is known."""
 EXP_CHAINS = 4
 """Vectors of powers that are made in turns: a chain of steps alone waits for each of them."""
 PREFETCHED_LINES_PER_VECTOR = 2
 """Lines that are brought near beside the power of a vector."""
 MIN_MERGE_ELEMENTS = 1 << 13
 """Numbers of parts from which a thread of its own is worth having."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """The static parameters of a paged attention: tokens per page, the scale of scores (None: 1 /
-    sqrt of the depth), the softcap (0 for none), and the sliding window in keys (0 for none).
-    """
-
-    page: int
-    scale: float | None = None
-    softcap: float = 0.0
-    window: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PagedTiling:
-    """The tiling: rows of a tile, vectors of keys or depth, keys of a chunk, and below how many
-    tiles threads share the chunks of each.
-    """
-
-    rows: int = EFFICIENT_TILE_ROWS
-    vectors: int = 4
-    keys: int = DEFAULT_CHUNK_KEYS
-    few: int = DEFAULT_SPLIT_BELOW_TILES
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionTile:
-    """A tile: `span` tokens from `first` on, heads of each from `head` on, which share the keys of
-    `group`; their positions and the maximum of them; their sequence, of which pages `begin` to
-    `end` are visible, for the tile or a chunk, and `start` to `stop` for the tile; the index of
-    its first row in its unit; the buffers of scores and of a chunk's partial result.
-    """
-
-    first: PrimExpr
-    span: int
-    head: PrimExpr
-    group: PrimExpr
-    places: tuple[PrimExpr, ...]
-    sequence: PrimExpr
-    begin: PrimExpr
-    end: PrimExpr
-    start: PrimExpr
-    stop: PrimExpr
-    last: PrimExpr
-    slot: PrimExpr
-    scores: Buffer
-    part: Buffer
 
 
 def number(dim: PrimExpr) -> int:
@@ -724,6 +678,7 @@ def _ends(positions: Sequence[PrimExpr]) -> tuple[PrimExpr, PrimExpr]:
 
 __all__ = [
     "DEFAULT_CHUNK_KEYS",
+    "DEFAULT_SPLIT_BELOW_TILES",
     "EFFICIENT_TILE_ROWS",
     "AttentionTile",
     "PagedAttention",

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from ekiden.ir.prim import PrimExpr, Var
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.tir.reduction import same_expr
-from ekiden.tir.schedule.check import steps_disjoint
+from ekiden.tir.schedule.disjoint_iterations import steps_disjoint
 from ekiden.tir.schedule.program import ScheduleProgram
 from ekiden.tir.stmt import BlockRealize, For, ForKind, PrimFunc, SeqStmt, Stmt, seq
 from ekiden.tir.visitor import StmtMutator, buffers_written, substitute, walk

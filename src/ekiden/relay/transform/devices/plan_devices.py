@@ -39,14 +39,8 @@ from ekiden.relay.expr import (
     Var,
 )
 from ekiden.relay.op.annotation import DeviceCopyAttrs, OnDeviceAttrs, device_copy, on_device
-from ekiden.relay.transform.devices.device_domains import (
-    DEVICE_TABLE,
-    HOST_WORK,
-    CompositeDomain,
-    DeviceDomain,
-    Domain,
-    Domains,
-)
+from ekiden.relay.transform.devices.device_domains import DEVICE_TABLE, HOST_WORK, Domains
+from ekiden.relay.transform.devices.unification import CompositeDomain, DeviceDomain, Domain
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import evaluation_order, infer_here, is_atom
 from ekiden.relay.visitor import children, pattern_vars, rebuild

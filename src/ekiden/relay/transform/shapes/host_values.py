@@ -29,7 +29,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.virtual_device import HOST
 
 if TYPE_CHECKING:
-    from ekiden.relay.transform.devices.device_domains import DeviceDomain
+    from ekiden.relay.transform.devices.unification import DeviceDomain
 
 
 class HostReason(Enum):

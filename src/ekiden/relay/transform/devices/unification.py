@@ -1,0 +1,124 @@
+"""Domains of devices and their unification: a union-find node for each value that is in one place,
+composites of them for tuples and functions (`device_domains` says what is unified).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ekiden.ir.type import FuncType, TupleType, Type
+from ekiden.relay.transform.fusion.union_find import UnionFindNode
+from ekiden.relay.transform.shapes.host_values import is_few_integers
+from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.target.virtual_device import HOST, DeviceMemory, VirtualDevice
+
+
+@dataclass(eq=False, slots=True)
+class DeviceDomain(UnionFindNode):
+    """Domain of one device; the location once it is known."""
+
+    where: DeviceMemory | None = None
+    is_pinned: bool = False
+    """Whether it is the host for this value alone: kernels that read it, or that give what it is
+    computed from, may run elsewhere."""
+    is_small: bool = True
+    """Whether all that is in it are a few integers."""
+    reads_pinned: bool = False
+    """Whether a pinned value goes into it."""
+
+    def pin(self) -> None:
+        """Put it on the host, if it is nowhere yet, without what it is used with."""
+        if self.where is None:
+            self.where, self.is_pinned = HOST.where, True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CompositeDomain:
+    """Domains of a tuple's fields; or of a function's parameters, then its result."""
+
+    items: tuple[Domain, ...]
+    is_function: bool = False
+
+
+Domain = DeviceDomain | CompositeDomain
+
+
+def domain_of(kind: Type) -> Domain:
+    """Return a new domain for values of a type."""
+    if isinstance(kind, TupleType):
+        return CompositeDomain(tuple(map(domain_of, kind.fields)))
+    if isinstance(kind, FuncType):
+        return CompositeDomain(
+            tuple(map(domain_of, (*kind.arg_types, kind.ret_type))), is_function=True
+        )
+    return DeviceDomain(is_small=is_few_integers(kind))
+
+
+def leaf_domains(domain: Domain) -> Iterator[DeviceDomain]:
+    """Yield the first-order domains of a domain."""
+    stack = [domain]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, DeviceDomain):
+            yield at.root()
+        else:
+            stack.extend(reversed(at.items))
+
+
+def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
+    """Join the places of two domains, but for those that are on two devices, and pinned ones with
+    others; these too where the values are `always` the same. A tuple or function in one place has
+    all its parts there.
+    """
+    stack = [(a, b)]
+    while stack:
+        lhs, rhs = stack.pop()
+        if isinstance(lhs, DeviceDomain) and isinstance(rhs, DeviceDomain):
+            _union(lhs.root(), rhs.root(), always)
+        elif isinstance(lhs, CompositeDomain) and isinstance(rhs, CompositeDomain):
+            stack.extend(reversed(list(zip(lhs.items, rhs.items, strict=True))))
+        else:
+            composite, leaf = (lhs, rhs) if isinstance(lhs, CompositeDomain) else (rhs, lhs)
+            assert isinstance(composite, CompositeDomain)
+            stack.extend((item, leaf) for item in reversed(composite.items))
+
+
+def _union(a: DeviceDomain, b: DeviceDomain, always: bool) -> None:
+    if a is b:
+        return
+    if not always and a.is_pinned != b.is_pinned:
+        reader = b if a.is_pinned else a
+        reader.reads_pinned = True
+        return
+    if a.where is None or b.where is None:
+        location = a.where or b.where
+        is_pinned = a.is_pinned or b.is_pinned
+    elif (location := a.where.joined(b.where)) is None:
+        return
+    else:
+        is_pinned = a.is_pinned and b.is_pinned
+    # The root that has a location stays the root; the other one takes it over.
+    child, parent = (a, b) if a.where is None else (b, a)
+    child.parent, parent.where, parent.is_pinned = parent, location, is_pinned
+    parent.is_small = a.is_small and b.is_small
+    parent.reads_pinned = a.reads_pinned or b.reads_pinned
+
+
+def put(domain: Domain, where: object) -> None:
+    """Put what has no device yet on that of a mark, of a function its result. A mark is a virtual
+    device, or a tuple of marks.
+    """
+    stack = [(domain, where)]
+    while stack:
+        at, mark = stack.pop()
+        if isinstance(at, CompositeDomain) and at.is_function:
+            stack.append((at.items[-1], mark))
+        elif isinstance(mark, tuple) and isinstance(at, CompositeDomain):
+            stack.extend(zip(at.items, mark, strict=False))
+        elif isinstance(mark, VirtualDevice):
+            for leaf in leaf_domains(at):
+                current = leaf.where
+                # A conflict keeps the earlier mark; a copy will bridge the two.
+                leaf.where = (
+                    mark.where if current is None else current.joined(mark.where) or current
+                )

@@ -1,0 +1,172 @@
+"""Proofs that no two iterations of loops access one element of a buffer.
+
+What one iteration accesses of a buffer is a box (`tir.regions`), an over-estimate.
+`arith.determines` shows that two iterations are disjoint: the indices of an element, or the corner
+of an iteration's box plus any offset inside, determine the iteration. `schedule.check` builds the
+checks of primitives on these proofs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.arith import Analyzer, determines
+from ekiden.ir.prim import IntImm, PrimExpr, Var, const, convert, is_const
+from ekiden.ir.prim_visitor import free_vars
+from ekiden.ir.prim_visitor import substitute as substitute_expr
+from ekiden.ir.range import Range
+from ekiden.tir.expr import Buffer
+from ekiden.tir.reduction import same_expr
+from ekiden.tir.regions import Access, region
+from ekiden.tir.schedule.program import (
+    MAX_PART_EXTENT_ANNOTATION,
+    ScheduleProgram,
+    accesses,
+    bound_analyzer,
+    determining_vars,
+    ranges_of,
+    unit_loop_values,
+)
+from ekiden.tir.stmt import For
+from ekiden.tir.transform.flatten_buffers import flat_index
+
+
+# From cheap to dear. (1) All accesses are one: its elements move by more than the loops inside of
+# the step reach (`_far_apart`), or its indices tell the steps (`determines`). (2) Several: the
+# step's box with a free place in it, x0, x1, ...; if even any place of the box tells the step,
+# boxes are disjoint. A box is an over-estimate, so this refuses more than it must, and never less.
+def steps_disjoint(
+    program: ScheduleProgram, loop: For, buffer: Buffer, loop_vars: set[Var], chain: Sequence[For]
+) -> str | None:
+    """Return why two iterations of the wanted loops may touch one element of a buffer; None if they
+    cannot.
+    """
+    touched = accesses(loop.body, buffer)
+    outer = [*program.loops_above(loop), loop]
+    mine = [s for s in outer if s.loop_var in loop_vars and not is_const(s.extent, 1)]
+    loop_vars = {s.loop_var for s in mine}
+    if not loop_vars:
+        return None
+    touched = [_without_unit_loops(a, outer) for a in touched]
+    first = touched[0]
+    if all(_same_access(first, access) for access in touched):
+        if len(mine) == 1 and _far_apart(buffer, first, mine[0].loop_var, outer):
+            return None
+        loops = [*mine, *first.loops]
+        return _told_apart(
+            first.indices, ranges_of(loops), determining_vars(loops, loop_vars), outer
+        )
+    own = ranges_of(mine)
+    box = region(buffer, [_of_largest_parts(a) for a in touched], outer)
+    corners: list[PrimExpr] = []
+    for axis, axis_range in enumerate(box):
+        if is_const(axis_range.extent, 1):
+            corners.append(axis_range.min)
+            continue
+        inside = Var(f"x{axis}")
+        own[inside] = Range(axis_range.extent)
+        corners.append(axis_range.min + inside)
+    return _told_apart(corners, own, loop_vars, outer)
+
+
+def _without_unit_loops(access: Access, outer: Sequence[For]) -> Access:
+    """Return the access without the variables of single-iteration loops."""
+    values = unit_loop_values([*outer, *access.loops])
+    if not values:
+        return access
+    indices = tuple(Analyzer().simplify(substitute_expr(i, values)) for i in access.indices)
+    loops = tuple(
+        s.with_fields(min=substitute_expr(s.min, values), extent=substitute_expr(s.extent, values))
+        for s in access.loops
+        if s.loop_var not in values
+    )
+    return Access(indices, loops, access.is_store, access.conditional, access.extents)
+
+
+def _of_largest_parts(access: Access) -> Access:
+    """Return the access with every part over-estimated as the largest part."""
+    values: dict[Var, PrimExpr] = {}
+    loops: list[For] = []
+    for loop in access.loops:
+        low, max_extent = (
+            substitute_expr(loop.min, values),
+            (loop.annotations or {}).get(MAX_PART_EXTENT_ANNOTATION),
+        )
+        if max_extent is not None:
+            inside = Var(loop.loop_var.name, loop.loop_var.dtype)
+            values[loop.loop_var] = low + inside
+            low, size = const(0, inside.dtype), convert(max_extent, inside.dtype)  # type: ignore[arg-type]
+            loop = loop.with_fields(loop_var=inside, extent=size)
+        loops.append(loop.with_fields(min=low))
+    indices = tuple(substitute_expr(i, values) for i in access.indices)
+    extents = access.extents
+    return Access(indices, tuple(loops), access.is_store, access.conditional, extents)
+
+
+def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -> bool:
+    """Return whether an iteration's stride exceeds the combined reach of the loops inside it: the
+    common case, cheaper than a proof over digits.
+    """
+    analyzer = bound_analyzer(outer)
+    values: dict[Var, PrimExpr] = {}
+    sizes: dict[Var, int] = {}
+    for inner_loop in access.loops:
+        max_extent = (inner_loop.annotations or {}).get(
+            MAX_PART_EXTENT_ANNOTATION, inner_loop.extent
+        )
+        size = max_extent.value if isinstance(max_extent, IntImm) else max_extent
+        if not isinstance(size, int):
+            return False
+        inside = Var(inner_loop.loop_var.name, inner_loop.loop_var.dtype)
+        values[inner_loop.loop_var] = substitute_expr(inner_loop.min, values) + inside
+        analyzer.bind(inside, 0, size)
+        sizes[inside] = size
+    flat = analyzer.simplify(substitute_expr(flat_index(buffer, access.indices), values))
+    step = analyzer.coefficient(flat, var)
+    steps = [analyzer.coefficient(flat, x) for x in sizes]
+    if not step or any(s is None for s in steps):
+        return False
+    reach = sum(abs(s or 0) * max(n - 1, 0) for s, n in zip(steps, sizes.values(), strict=True))
+    return reach < abs(step)
+
+
+def _told_apart(
+    indices: Sequence[PrimExpr], iters: dict[Var, Range], loop_vars: set[Var], outer: Sequence[For]
+) -> str | None:
+    """Return the fault of `determines` with the outer loops fixed, or free where only that can be
+    proved; None if the iterations are disjoint.
+    """
+    fault = determines(indices, iters, loop_vars)
+    if fault is None or determines(indices, ranges_of(outer) | iters, loop_vars) is None:
+        return None
+    return fault
+
+
+def _same_access(a: Access, b: Access) -> bool:
+    """Return whether two accesses traverse the same elements in the same way, up to names of loop
+    variables.
+    """
+    if a.indices == b.indices and a.loops == b.loops:
+        return True
+    ours, theirs = _loops_of_indices(a), _loops_of_indices(b)
+    if len(ours) != len(theirs):
+        return False
+    names: dict[Var, PrimExpr] = {}
+    for x, y in zip(ours, theirs, strict=True):
+        names[y.loop_var] = x.loop_var
+        if not same_expr(x.extent, y.extent) or not same_expr(x.min, y.min):
+            return False
+    return all(
+        same_expr(x, substitute_expr(y, names)) for x, y in zip(a.indices, b.indices, strict=True)
+    )
+
+
+def _loops_of_indices(access: Access) -> list[For]:
+    """Return the loops that an access's indices depend on."""
+    used = set(free_vars(*access.indices))
+    used_loops: list[For] = []
+    for loop in reversed(access.loops):
+        if loop.loop_var in used:
+            used.update(free_vars(loop.min, loop.extent))
+            used_loops.append(loop)
+    return used_loops[::-1]
