@@ -114,6 +114,11 @@ def equal(a: PrimExpr, b: PrimExpr) -> bool:
     return not _has_any((a, b)) and prove_equal(a, b)
 
 
+def differ(a: PrimExpr, b: PrimExpr) -> bool:
+    """Return whether two dimensions are numbers and not equal."""
+    return known(a) is not None and known(b) is not None and not equal(a, b)
+
+
 def tidy(dim: PrimExpr) -> PrimExpr:
     """Return the dimension simplified."""
     return dim if isinstance(dim, (IntImm, AnyDim)) else simplify(dim)

@@ -70,8 +70,8 @@ ROWS = {
         ai.onnx.ml:TreeEnsembleRegressor
     """,
     "movement": """
-        Concat CumProd CumSum DepthToSpace Gather GatherElements OneHot Pad Resize Slice
-        SpaceToDepth Split Transpose Upsample
+        Concat CumProd CumSum DepthToSpace Gather GatherElements OneHot Pad Slice SpaceToDepth
+        Split Transpose
     """,
     "norm": """
         BatchNormalization Dropout GroupNormalization Hardmax InstanceNormalization LRN
@@ -97,6 +97,9 @@ ROWS = {
     "reduction": """
         ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
         ReduceMin ReduceProd ReduceSum ReduceSumSquare
+    """,
+    "resize": """
+        Resize Upsample
     """,
     "sequence": """
         ConcatFromSequence Optional OptionalGetElement OptionalHasElement SequenceAt

@@ -1,5 +1,5 @@
 """Resizing along any axes by a weight matrix for each: what the image kernels do not cover (see
-movement). What is known of extents and scales is computed at import.
+resize). What is known of extents and scales is computed at import.
 
     y[i] = sum over taps t of k(t - p(i)) x[clamp(t)] / sum of k        p: source coordinate of i
 

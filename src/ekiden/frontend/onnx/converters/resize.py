@@ -1,0 +1,375 @@
+"""Operators that resize images: Upsample and Resize, by scales or to sizes.
+
+The image kernels resize rank 4 (or 3, as images of height 1; 5, as slices) over the spatial axes
+alone; `resample` does the others. Run-time scales give the result's extents symbolic names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import cast
+
+import numpy as np
+
+from ekiden.frontend.common.sizes import dims
+from ekiden.frontend.common.value import Value
+from ekiden.frontend.onnx.converters.resample import SIMPLE, Number, as_dims, number_of, resample
+from ekiden.frontend.onnx.node import Node, Row
+from ekiden.ir import prim
+from ekiden.ir.dtype import is_float
+from ekiden.ir.intrinsic import call_intrin
+from ekiden.ir.prim import PrimExpr
+from ekiden.relay import op
+from ekiden.relay.expr import Constant, Expr, Tuple, const
+from ekiden.topi.shape import Dim, Shape, as_dim, differ, equal, known, tidy
+
+_METHODS = {
+    "nearest": "nearest_neighbor",
+    "linear": "linear",
+    "cubic": "cubic",
+    "bilinear": "linear",
+}
+
+
+def _upsample_attributes(node: Node) -> Expr | Value:
+    return _resized(node, node.get_floats("scales"), None, "asymmetric", SIMPLE)
+
+
+def _upsample(node: Node) -> Expr | Value:
+    """Convert Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric.
+    Nearest rounds down where an axis grows and up where it shrinks, as ONNX Runtime does for
+    these versions.
+    """
+    if node.value(1).array is None:
+        return _resized_by_data(node, 1, "asymmetric", SIMPLE)
+    scales = _scales(node, 1)
+    if len(scales) != node.rank(0):
+        node.unsupported(f"expected a scale for each of {node.rank(0)} axes, got {len(scales)}")
+    return _resized(node, scales, None, "asymmetric", SIMPLE)
+
+
+def _scales(node: Node, index: int) -> tuple[float, ...]:
+    return tuple(float(s) for s in node.numbers(index, "scales").ravel())
+
+
+def _resize(node: Node) -> Expr | Value:
+    """Convert Resize since opset 11: by scales, which the coordinates then use, or to sizes, whose
+    quotients are the scales. Empty scales count as absent, as older exporters wrote them beside
+    sizes.
+    """
+    scales, sizes = node.optional(2), node.optional(3)
+    has_scales = scales is not None and scales.type.shape != () and known(scales.type.shape[0]) != 0
+    mode = node.get_string("coordinate_transformation_mode", "half_pixel")
+    rounding = node.get_string("nearest_mode", "round_prefer_floor")
+    if has_scales and scales is not None and scales.array is None:
+        return _resized_by_data(node, 2, mode, rounding)
+    factors = _on_all_axes(node, _scales(node, 2), 1.0) if has_scales else None
+    if sizes is None and factors is None:
+        node.unsupported("one of 'scales' and 'sizes' must be given")
+    count = len(node.get_ints("axes", tuple(range(node.rank(0)))))
+    sizes_given = None if factors is not None else node.dims(3, "sizes", count)
+    extents = None if sizes_given is None else _on_all_axes(node, sizes_given, None)
+    return _resized(node, factors, extents, mode, rounding)
+
+
+def _resized_by_data(node: Node, index: int, mode: str, rounding: str) -> Expr | Value:
+    """Resize by an input of run-time scales; the result's extents are computed from them and get
+    symbolic names.
+    """
+    axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
+    scales = op.reshape(op.cast(node.expr(index), "float32"), (len(axes),))
+    extents = op.take(op.shape_of(node.expr(0), "int64"), const(np.array(axes)), axis=0)
+    # ONNX Resize: output extent = floor(input extent * scale), in float32.
+    scaled = op.cast(op.floor(op.multiply(op.cast(extents, "float32"), scales)), "int64")
+    extents_scaled = dims(node.scope, node.value_of(scaled))
+    assert extents_scaled is not None, "a vector of known length"
+    sizes = list(node.shape(0))
+    for axis, extent in zip(axes, extents_scaled, strict=True):
+        sizes[axis] = as_dim(extent)
+    steps = [
+        op.strided_slice(scales, begin=[axes.index(a)], end=[axes.index(a) + 1])
+        if a in axes
+        else const(np.ones(1, np.float32))
+        for a in range(node.rank(0))
+    ]
+    return _resized(node, None, sizes, mode, rounding, steps)
+
+
+def _on_all_axes(
+    node: Node, values: Sequence[Dim | float], fill: float | None
+) -> Sequence[Dim | float]:
+    """Expand values for the axes in attribute `axes` to all axes."""
+    axes = node.get_ints("axes", tuple(range(node.rank(0))))
+    if len(values) != len(axes):
+        node.unsupported(
+            f"expected a scale or size for each of {len(axes)} axes, got {len(values)}"
+        )
+    full: list[Dim | float] = [d if fill is None else fill for d in node.shape(0)]
+    for axis, value in zip(axes, values, strict=True):
+        full[node.axis(axis, node.rank(0))] = value
+    return full
+
+
+def _resized(
+    node: Node,
+    scales: Sequence[Dim | float] | None,
+    sizes: Sequence[Dim | float] | None,
+    mode: str,
+    rounding: str,
+    by: Sequence[Expr] | None = None,
+) -> Expr | Value:
+    """Resize by scales or to sizes; `by` are run-time scales of the axes, a vector of one element
+    each, where the sizes follow from them.
+    """
+    shape = node.shape(0)
+    factors = None if scales is None else [_factor(s) for s in scales]
+    if factors is not None and not all(0 < f < math.inf for f in factors):
+        node.unsupported(f"scales must be finite and above 0, got {factors}")
+    if rounding == SIMPLE:
+        rounding = _one_rounding(node, factors)
+    extents = (
+        [_scaled(d, f) for d, f in zip(shape, factors, strict=True)]
+        if factors
+        else [_size(s) for s in sizes or ()]
+    )
+    if node.get_int("antialias", 0) and node.get_string("mode", "nearest") == "nearest":
+        node.unsupported("'antialias' has a meaning for 'mode' linear and cubic alone")
+    if rounding == SIMPLE or _is_unusual(node, shape, extents):
+        numbers = _scale_numbers(len(shape), factors, by)
+        return _resampled(node, shape, extents, numbers, mode, rounding)
+    resized = _resized_in_space(node, extents, factors, mode, rounding, by)
+    if by is not None and not _keeps_channels(node, by):
+        outer: list[Number] = [_scalar(s) for s in by[:2]]
+        outer += [const(1.0, "float64")] * (len(shape) - 2)
+        inner = node.with_inputs([node.value_of(resized)])
+        return resample(inner, extents, outer, mode, rounding)
+    for old, new in zip(shape[:2], extents[:2], strict=True):
+        node.scope.require(prim.binary(prim.EQ, old, new))
+    return resized
+
+
+def _keeps_channels(node: Node, by: Sequence[Expr]) -> bool:
+    """Return whether batch and channels provably keep their extents: their scales are constant, or
+    the exporter concatenated ones before the run-time scales.
+    """
+    if all(isinstance(s, Constant) for s in by[:2]):
+        return True
+    index = 2 if node.op_type == "Resize" and node.opset > 10 else 1
+    maker = node.maker(index)
+    if maker is None or maker.op_type != "Concat" or not maker.input:
+        return False
+    first = node.named(maker.input[0]).array
+    return first is not None and first.ndim == 1 and len(first) > 1 and bool((first[:2] == 1).all())
+
+
+def _scalar(scale: Expr) -> Number:
+    """Return a scale, a vector of one element, as a float64 scalar."""
+    if isinstance(scale, Constant):
+        return const(float(scale.data.item()), "float64")
+    return op.cast(op.reshape(scale, ()), "float64")
+
+
+def _resized_in_space(
+    node: Node,
+    extents: Sequence[PrimExpr],
+    factors: Sequence[float] | None,
+    mode: str,
+    rounding: str,
+    by: Sequence[Expr] | None,
+) -> Expr:
+    """Resize by the image kernels, along all axes but batch and channels."""
+    shape = node.shape(0)
+    size = [node.scope.resized(d) for d in extents[2:]]
+    steps: Sequence[Expr | float] | None = factors[2:] if factors is not None else by and by[2:]
+    image = partial(_image, node, mode, rounding)
+    if len(shape) == 5:
+        return _rounded_once(node, partial(_volume, shape, size, steps, image))
+    if len(shape) == 4:
+        return image(node.expr(0), size, steps)
+    height_one = op.expand_dims(node.expr(0), axis=2)
+    resized = image(height_one, [as_dim(1), *size], None if steps is None else [1.0, *steps])
+    return op.squeeze(resized, axis=[2])
+
+
+def _one_rounding(node: Node, factors: Sequence[float] | None) -> str:
+    """Return the rounding mode that SIMPLE means on all axes; SIMPLE itself where axes differ."""
+    if node.get_string("mode", "nearest") != "nearest":
+        return "floor"
+    if factors is None:
+        return SIMPLE
+    if all(f >= 1 for f in factors):
+        return "floor"
+    return "ceil" if all(f <= 1 for f in factors) else SIMPLE
+
+
+def _scale_numbers(
+    rank: int, factors: Sequence[float] | None, by: Sequence[Expr] | None
+) -> list[Number] | None:
+    """Return the scale of each axis as a float64 scalar; None where there are no scales."""
+    if factors is not None:
+        return [const(f, "float64") for f in factors]
+    if by is None:
+        return None
+    return [_scalar(s) for s in by]
+
+
+def _image(
+    node: Node,
+    mode: str,
+    rounding: str,
+    data: Expr,
+    size: Sequence[PrimExpr],
+    steps: Sequence[Expr | float] | None,
+) -> Expr:
+    """Resize height and width of `data` (batch, channels, height, width); `steps` are the scales
+    that coordinates use, otherwise they use the sizes.
+    """
+    if steps is not None and any(isinstance(s, Expr) for s in steps):
+        ones = [s if isinstance(s, Expr) else const(np.full(1, s, np.float32)) for s in steps]
+        scales: Expr | Sequence[float] | None = op.concatenate(Tuple(tuple(ones)), axis=0)
+    else:
+        scales = cast("Sequence[float] | None", steps)
+    return op.image.resize2d(
+        data,
+        size=list(size),
+        method=_METHODS[node.get_string("mode", "nearest")],
+        coordinate_transformation_mode=mode,
+        rounding_method=rounding,
+        cubic_alpha=node.get_float("cubic_coeff_a", -0.75),
+        cubic_exclude=bool(node.get_int("exclude_outside", 0)),
+        scales=scales,
+    )
+
+
+def _rounded_once(node: Node, resize: Callable[[Expr], Expr]) -> Expr:
+    """Resize in several steps without rounding intermediate results to the data's dtype."""
+    data, kind = node.expr(0), node.dtype(0)
+    if kind in ("float32", "float64") or node.get_string("mode", "nearest") == "nearest":
+        return resize(data)
+    # Integers and float16 would otherwise be rounded after each of the separable passes.
+    resized = resize(op.cast(data, "float32"))
+    return op.cast(resized if is_float(kind) else op.round(resized), kind)
+
+
+def _volume(
+    shape: Shape,
+    size: Sequence[PrimExpr],
+    steps: Sequence[Expr | float] | None,
+    image: Callable[[Expr, Sequence[PrimExpr], Sequence[Expr | float] | None], Expr],
+    data: Expr,
+) -> Expr:
+    """Resize a volume as images: height and width of each slice, then depth, with the positions of
+    a slice as one image axis. All interpolation modes are separable.
+    """
+    batch, channels, depth, height, width = shape
+    slices = op.reshape(data, (batch, tidy(channels * depth), height, width), allowzero=True)
+    flat = image(slices, size[1:], None if steps is None else steps[1:])
+    slice_size = tidy(size[1] * size[2])
+    rows = op.reshape(flat, (batch, channels, depth, slice_size), allowzero=True)
+    resized = image(rows, [size[0], slice_size], None if steps is None else [steps[0], 1.0])
+    return op.reshape(resized, (batch, channels, *size), allowzero=True)
+
+
+def _is_unusual(node: Node, shape: Shape, extents: Sequence[PrimExpr]) -> bool:
+    """Return whether a resize needs more than the image kernels offer."""
+    mode = node.get_string("coordinate_transformation_mode", "half_pixel")
+    if (
+        mode in ("tf_crop_and_resize", "half_pixel_symmetric")
+        or node.get_int("antialias", 0)
+        or node.get_string("keep_aspect_ratio_policy", "stretch") != "stretch"
+        or len(shape) not in (3, 4, 5)
+    ):
+        return True
+    pairs = list(zip(shape, extents, strict=True))
+    if any(differ(a, b) for a, b in pairs[:2]):
+        return True  # batch or channels
+    return len(shape) == 5 and all(known(d) is not None for pair in pairs for d in pair)
+
+
+def _resampled(
+    node: Node,
+    shape: Shape,
+    extents_wanted: Sequence[PrimExpr],
+    factors: Sequence[Number] | None,
+    mode: str,
+    rounding: str,
+) -> Expr:
+    """Resize by the general resampler; with sizes alone the scales follow from their quotients and
+    `keep_aspect_ratio_policy`.
+    """
+    if factors is not None:
+        return resample(node, extents_wanted, factors, mode, rounding)
+    one = const(1.0, "float64")
+    ratios: list[Number] = [
+        one
+        if equal(new, old)
+        else op.divide(number_of(node, new), op.maximum(number_of(node, old), one))
+        for old, new in zip(shape, extents_wanted, strict=True)
+    ]
+    policy = node.get_string("keep_aspect_ratio_policy", "stretch")
+    if policy == "stretch":
+        return resample(node, extents_wanted, ratios, mode, rounding)
+    axes = node.get_ints("axes", tuple(range(len(shape))))
+    at = [node.axis(a, len(shape)) for a in axes]
+    choose = op.minimum if policy == "not_larger" else op.maximum
+    scale = reduce(choose, [ratios[a] for a in at])
+    # ONNX keep_aspect_ratio_policy: sizes are round(scale * extent), halves up.
+    sizes = [op.floor(scale * number_of(node, shape[a]) + const(0.5, "float64")) for a in at]
+    extents = list(extents_wanted)
+    rounded_sizes = as_dims(node, op.cast(op.stack(sizes, axis=0), "int64"))
+    for axis, extent in zip(at, rounded_sizes, strict=True):
+        extents[axis] = as_dim(extent)
+    steps = [scale if a in at else one for a in range(len(shape))]
+    return resample(node, extents, steps, mode, rounding)
+
+
+def _factor(scale: Dim | float) -> float:
+    assert isinstance(scale, (int, float)), "scales are constant"
+    return float(scale)
+
+
+def _size(size: Dim | float) -> PrimExpr:
+    assert not isinstance(size, float), "sizes are dimensions"
+    return tidy(as_dim(size))
+
+
+def _scaled(extent: PrimExpr, factor: float) -> PrimExpr:
+    """floor(extent * factor)."""
+    number = known(extent)
+    if number is not None:
+        return as_dim(int(np.floor(np.float32(number) * np.float32(factor))))
+    if factor == int(factor):
+        return tidy(extent * int(factor))
+    if 1 / factor == int(1 / factor):
+        return tidy(extent // int(1 / factor))
+    return prim.cast(call_intrin("floor", prim.cast(extent, "float32") * factor), "int64")
+
+
+_MODES = ("nearest", "linear", "bilinear", "cubic")
+_COORDINATES = (
+    "half_pixel_symmetric",
+    "tf_crop_and_resize",
+    "half_pixel",
+    "align_corners",
+    "asymmetric",
+    "pytorch_half_pixel",
+    "tf_half_pixel_for_nn",
+)
+_RESIZE = (
+    "antialias axes coordinate_transformation_mode cubic_coeff_a exclude_outside"
+    " extrapolation_value keep_aspect_ratio_policy mode nearest_mode"
+)
+
+# fmt: off
+ROWS = (
+    Row("Upsample",       _upsample_attributes, since=7, attributes="mode scales",
+        values={"mode": _MODES}),
+    Row("Upsample",       _upsample, since=9, attributes="mode", values={"mode": _MODES}),
+    Row("Resize",         _upsample, since=10, attributes="mode", values={"mode": _MODES}),
+    Row("Resize",         _resize, since=11, attributes=_RESIZE, may_ignore="roi scales",
+        values={"mode": _MODES, "coordinate_transformation_mode": _COORDINATES,
+                "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller")}),
+)
+# fmt: on
