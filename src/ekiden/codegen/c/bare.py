@@ -113,11 +113,11 @@ class BareWriter(VectorWriter):
         raise CompileError(f"{self.symbol}: it calls {name!r}, which needs the runtime")
 
     def parallel(self, s: For) -> None:
-        """Raise InternalError: freestanding loops are serial."""
+        """Raise AssertionError: freestanding loops are serial."""
         raise AssertionError(s)
 
     def write_loop(self, *_: object) -> str:
-        """Raise InternalError: freestanding loops are never outlined."""
+        """Raise AssertionError: freestanding loops are never outlined."""
         raise AssertionError
 
 
