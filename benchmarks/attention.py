@@ -1,6 +1,6 @@
 """Attention of 12 heads of depth 64: as one kernel, as separate operators, and in PyTorch.
 
-python benchmarks/attention.py [--lengths 16 40 128 512] [--seconds 2]
+    python benchmarks/attention.py [--lengths 16 40 128 512] [--seconds 2]
 
 One thread. Tensors are [1, length, heads, depth], as the layers before make them. Prints the least
 time in which the calling thread ran, of turns that all take, and the rate of the two products.

@@ -1,6 +1,6 @@
 """The overhead of running BERT beyond its kernels, at one length.
 
-python benchmarks/bert_vm.py [--layers 12] [--length 128] [--rounds 15] [--threads 1]
+    python benchmarks/bert_vm.py [--layers 12] [--length 128] [--rounds 15] [--threads 1]
 
 Compiles the network three times: for any length, for this length alone, and for this length with
 native code of its functions ("aot"). Prints the time of a run of each, and the sum of the times of

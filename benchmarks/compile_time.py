@@ -1,6 +1,6 @@
 """Compile time, depending on what was compiled before, and load time of saved artifacts.
 
-python benchmarks/compile_time.py [MODEL.onnx ...]
+    python benchmarks/compile_time.py [MODEL.onnx ...]
 
     cold      nothing was compiled before
     kernels   the kernels were, for a model with other weights, say

@@ -1,6 +1,6 @@
 """ResNet-50's convolutions as a share of a processor class's multiply-add peak, measured in turns.
 
-python benchmarks/conv_peak.py [--class host x86-64-v3] [--threads 2]
+    python benchmarks/conv_peak.py [--class host x86-64-v3] [--threads 2]
 
 Counted are all taps, those in the border of zeros included, as in the usual figures of 4.1 GFLOP
 per image.

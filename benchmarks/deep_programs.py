@@ -1,6 +1,6 @@
 """Time per node of every stage, on chains of lets and of nested adds, by length.
 
-python benchmarks/deep_programs.py [LENGTH ...]
+    python benchmarks/deep_programs.py [LENGTH ...]
 
 The lengths default to 1,000, 10,000 and 100,000. The last column is the time per node (of the
 processor, which others on the machine do not slow) at the longest over that at the length before:

@@ -1,7 +1,7 @@
 """Gathers and scatters of rows and of elements, compared with a copy of as many rows, in one
 process.
 
-python benchmarks/gathers.py [--rounds 8]
+    python benchmarks/gathers.py [--rounds 8]
 
 One thread, thread CPU time, the least of the rounds, turn by turn. GB/s counts what has to be read
 and written, indices among them.

@@ -1,6 +1,6 @@
 """ResNet-50, BERT-base in float16 and a decoder step on a GPU, compared with two other engines.
 
-python benchmarks/gpu.py                       the table, on standard output and in gpu.md
+    python benchmarks/gpu.py                       the table, on standard output and in gpu.md
     python benchmarks/gpu.py --device opencl --small
 
 Each model is a module of PyTorch with random weights. Ekiden compiles what torch.export gives; ONNX

@@ -1,7 +1,7 @@
 """Integer convolutions and products in every form that quantizers write, compared with ONNX
 Runtime.
 
-python benchmarks/integer_products.py [--only REGEX] [--seconds 0.15] [--target TARGET]
+    python benchmarks/integer_products.py [--only REGEX] [--seconds 0.15] [--target TARGET]
 
 The grid: signs of data and weights, zero points, per-channel scales, strides, dilations, groups,
 borders, sizes that only the run knows; as ConvInteger and MatMulInteger (DynamicQuantizeLinear and

@@ -1,6 +1,6 @@
 """The workloads of the Nimble paper (Shen et al., 2021) at batch 1, compared with other engines.
 
-python benchmarks/nimble.py [--only lstm1 lstm2 tree bert] [--threads 1 2] [--rounds 5]
+    python benchmarks/nimble.py [--only lstm1 lstm2 tree bert] [--threads 1 2] [--rounds 5]
                                 [--cases N]
 
 lstm1, lstm2  LSTM, inputs 300, hidden 512, 1 and 2 layers; a stream of random lengths 5-64 tree

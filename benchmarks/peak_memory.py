@@ -1,6 +1,6 @@
 """Peak activation memory of real models, compared with ONNX Runtime.
 
-python benchmarks/peak_memory.py [MODEL ...]
+    python benchmarks/peak_memory.py [MODEL ...]
 
 Each engine runs each model in processes of its own, in which the C library gives every freed block
 of 4 KB and more back to the system at once. The measure is what the first run leaves behind in

@@ -1,6 +1,6 @@
 """Perplexity of a GGUF decoder on a fixed text, compared with llama.cpp on the same file.
 
-python benchmarks/perplexity.py MODEL.gguf --node FOLDER      where the folder has
+    python benchmarks/perplexity.py MODEL.gguf --node FOLDER      where the folder has
         npm install node-llama-cpp
     python benchmarks/perplexity.py MODEL.gguf --caches float16 int8 int4
 

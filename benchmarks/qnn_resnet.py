@@ -1,7 +1,7 @@
 """A quantized ResNet-18 in Relay's `qnn` dialect, compared with the same network from ONNX (QDQ),
 in turns in one process.
 
-python benchmarks/qnn_resnet.py [--size 224] [--target llvm] [--rounds 30]
+    python benchmarks/qnn_resnet.py [--size 224] [--target llvm] [--rounds 30]
 
 Both have the same weights of int8, drawn from one seed, scales per tensor, and activations of
 uint8: in `qnn` conv2d, add, dense and requantize, in ONNX operators between DequantizeLinear and

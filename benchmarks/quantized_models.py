@@ -1,7 +1,7 @@
 """Accuracy and speed of quantized networks, compared with `onnxruntime.quantization` on the same
 data.
 
-python benchmarks/quantized_models.py [--digits FOLDER] [--only cnn mlp ...] [--ways REGEX]
+    python benchmarks/quantized_models.py [--digits FOLDER] [--only cnn mlp ...] [--ways REGEX]
         [--trainings N] [--no-speed] [--keep FOLDER]
         [--manifest models.json --files FOLDER --samples N --original ID=FILE ...]
 

@@ -1,6 +1,6 @@
 """The time of each pass on BERT-base (12 layers), of type inference and of the whole pipeline.
 
-python benchmarks/relay_passes.py [LAYERS] [RUNS]
+    python benchmarks/relay_passes.py [LAYERS] [RUNS]
 
 Every figure is the median over the runs, each on a module made anew: types are not kept from one
 run to the next. Limits: type inference 0.3 s, the pipeline 3 s.

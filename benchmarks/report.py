@@ -1,6 +1,6 @@
 """What each kernel of real models reaches, and the documentation's results page.
 
-python benchmarks/report.py kernels MODEL.onnx ... [--dim NAME=VALUE ...] [--threads N]
+    python benchmarks/report.py kernels MODEL.onnx ... [--dim NAME=VALUE ...] [--threads N]
                                         [--top 10] [--json KERNELS]
     python benchmarks/report.py kernels --manifest models.json [--only ID ...]
     python benchmarks/report.py page COMPARED.json ... [--kernels KERNELS ...] [--out docs]

@@ -1,6 +1,6 @@
 """Compile time of a PyTorch model through torch.export, and through ONNX.
 
-python benchmarks/road_time.py [MODEL ...] [--runs 1]
+    python benchmarks/road_time.py [MODEL ...] [--runs 1]
 
 ResNet-50 (torchvision) and a BERT of 12 layers (transformers), with random weights. Every figure is
 of a process of its own without a cache: `export` what PyTorch takes to write the program, `compile`

@@ -1,6 +1,6 @@
 """The time to turn a convolution into code, in Python on one core.
 
-python benchmarks/schedule_time.py [RUNS]
+    python benchmarks/schedule_time.py [RUNS]
 
 A 3x3 convolution (64 to 64 channels, 56 x 56 points) with padding, bias and relu: a schedule of ten
 primitives (limit 15 ms), lowering (25 ms), LLVM IR (15 ms), and, apart, what LLVM takes. Figures

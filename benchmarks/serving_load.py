@@ -1,7 +1,7 @@
 """The effect of 64 MB bodies, slow clients and idle connections on a server's responsiveness and
 memory.
 
-python benchmarks/serving_load.py [--only NAME] [--bytes N] [--json FILE]
+    python benchmarks/serving_load.py [--only NAME] [--bytes N] [--json FILE]
 
 A server of one small model is a process; this program sends it one body of each form, while another
 process asks /v2/health/live every 5 ms. A line for each form: the status and the size of the

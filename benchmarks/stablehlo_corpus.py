@@ -1,6 +1,6 @@
 """StableHLO's own test programs, checked against their expected values.
 
-git clone https://github.com/openxla/stablehlo
+    git clone https://github.com/openxla/stablehlo
     python benchmarks/stablehlo_corpus.py stablehlo/stablehlo [--match TEXT] [--share K/N]
                                           [--list FILE] [--limit SECONDS]
 

@@ -1,6 +1,6 @@
 """TensorFlow Lite files, compared with LiteRT (XNNPACK) on one thread, in turns in one process.
 
-python benchmarks/tflite_models.py MODEL.tflite ... [--seconds 2]
+    python benchmarks/tflite_models.py MODEL.tflite ... [--seconds 2]
 
 Of each file: microseconds of a call of Ekiden's, from arrays to tensors; of LiteRT's with its
 inputs set and its outputs fetched, and of its `invoke` alone; how often Ekiden runs while LiteRT

@@ -1,6 +1,6 @@
 """How well cost models rank candidates of unseen tasks.
 
-python benchmarks/tune_cost_models.py records.json [--most 60]
+    python benchmarks/tune_cost_models.py records.json [--most 60]
 
 Of the records that benchmarks/tune_workloads.py wrote, each workload in turn is held out: a model
 learns from up to `--most` trials of each of the others. Printed are the rank correlation over the

@@ -1,6 +1,6 @@
 """A page showing how far each kernel's default is behind what a search finds.
 
-python benchmarks/tune_models.py tune --manifest models.json --out FOLDER --trials 64 --each
+    python benchmarks/tune_models.py tune --manifest models.json --out FOLDER --trials 64 --each
     python benchmarks/tuned_kernels.py --manifest models.json --out FOLDER [--write PAGE.md]
 
 A row for each kernel of a model that has records in FOLDER: what the default decides, what was

@@ -1,7 +1,7 @@
 """Architectures of installed packages with seeded random weights, compared with PyTorch and ONNX
 Runtime.
 
-python benchmarks/zoo.py run --packages timm transformers --roads export onnx --sample 60
+    python benchmarks/zoo.py run --packages timm transformers --roads export onnx --sample 60
     python benchmarks/zoo.py table zoo.jsonl
     python benchmarks/zoo.py run --roads onnx-either --sample 40 --keep kept
     python benchmarks/zoo.py time kept

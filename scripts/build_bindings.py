@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Build the language binding packages into dist/bindings, and with --docs their API references.
 
-scripts/build_bindings.py [NAME ...] [--to FOLDER] [--docs]
+    scripts/build_bindings.py [NAME ...] [--to FOLDER] [--docs]
 
 A name is a row of PACKAGES; without one all whose tools are there are built, and the others named.
 The runtime's library of this machine goes into the jar and into Node's package, which then need

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Generate the C runtime layouts and constants that Python relies on: from the headers
-src/ekiden/runtime/binding/layout.py, and runtime/src/ek_layout.c, in which the C compiler holds
-the same.
+"""Generate the C runtime's layouts and constants that Python relies on, from the C headers.
 
-scripts/generate_layout.py           write both files scripts/generate_layout.py --check   write
-nothing; fail if a file is out of date
+    scripts/generate_layout.py           write both files
+    scripts/generate_layout.py --check   write nothing; fail if a file is out of date
+
+The files are src/ekiden/runtime/binding/layout.py, and runtime/src/ek_layout.c, in which the C
+compiler holds the same.
 """
 
 import re

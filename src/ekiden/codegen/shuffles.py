@@ -1,4 +1,9 @@
-"""Warp shuffles: values that the threads of a warp exchange from register to register."""
+"""Warp shuffles: values that the threads of a warp exchange from register to register.
+
+    tvm_warp_shuffle_down(mask, x[0], 16, 32, 32)   ->   __shfl_down_sync(mask, x[0], 16, 32)
+
+LowerIntrin has left words of 32 bits. Masks are words too, so that warps have 32 threads.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Conversion of a GGUF file's tokenizer to one of the package tokenizers.
 
-ggml.model   kind
+    ggml.model   kind
     "llama"      pairs are joined that make the likeliest token (BPE of SentencePiece); spaces are
                  low bars, what there is no token for is bytes
     "gpt2"       pairs are joined in the order of a list (BPE of bytes), within words by `ggml.pre`

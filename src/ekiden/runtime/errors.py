@@ -1,6 +1,6 @@
 """All errors that users of Ekiden can see.
 
-EkidenError
+    EkidenError
     ├── LoadError            a file or byte string is not a valid artifact
     │   └── MissingSymbolError     code calls a C function that is not loaded
     ├── RunError             a compiled program failed while running

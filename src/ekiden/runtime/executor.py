@@ -175,7 +175,7 @@ class AotModule:
         return _copied(cast(Tensor, result), out)
 
     def _run_into(self, direct: Sequence[object]) -> None:
-        """Run with pairs of `direct_places`, for this run only."""
+        """Run with pairs of `direct_buffers`, for this run only."""
         if not direct:
             self._run()
             return

@@ -1,6 +1,6 @@
 """Dataclasses whose methods are compiled at their first call.
 
-from ekiden.runtime.lazy_dataclass import dataclass
+    from ekiden.runtime.lazy_dataclass import dataclass
 
     @dataclass(frozen=True, slots=True)
     class Row:

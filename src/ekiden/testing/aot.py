@@ -1,6 +1,6 @@
 """Compilation, execution and comparison of programs without an allocator, at TVM's path.
 
-model = AOTTestModel(module=mod, inputs={"x": x}, outputs=generate_ref_data(mod, {"x": x}))
+    model = AOTTestModel(module=mod, inputs={"x": x}, outputs=generate_ref_data(mod, {"x": x}))
     compile_and_run(model, AOTTestRunner(), interface_api="c", use_unpacked_api=True)
 
 The C of all models becomes one library of this machine, by its C compiler.

@@ -1,4 +1,10 @@
-"""Broadcasting operators."""
+"""Broadcasting operators.
+
+An axis whose extent is known to be 1 is read at 0. Of an extent that is a symbol beside another
+one, the types say that both are equal, so it is read at the index of the result; a run checks that
+once when the function is entered, and no element does. Meanings of operators on integers are C's
+(relay/op/broadcast).
+"""
 
 from __future__ import annotations
 

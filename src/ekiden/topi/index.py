@@ -1,4 +1,8 @@
-"""Indexing operators, whose indices are data."""
+"""Indexing operators, whose indices are data.
+
+Indices out of range are refused by checks that the computations carry, or brought into range where
+a mode says so, so that no input can read outside.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Plain schedules of tensor expressions under the names of TVM's `topi.generic`.
 
-with Target("cuda"):
+    with Target("cuda"):
         schedule = topi.generic.schedule_injective(result)
 
 A stage whose rows are independent is spread over threads: of a processor by `parallel`, of a GPU by

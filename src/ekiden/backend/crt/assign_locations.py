@@ -305,7 +305,7 @@ def _meet(a: Request, b: Request) -> bool:
 
 def place_routine(reader: RoutineReader, frames: Mapping[str, int], place_all: PlaceAll) -> Routine:
     """Return the routine of what a reader has read. `frames` are the bytes of those that it calls,
-    `place_all` finds a place for each request of it that is no result.
+    `assign_offsets` finds a place for each request of it that is no result.
 
     Raises CompileError for lists that have no bound.
     """

@@ -1,6 +1,6 @@
 """Plan a module, in A-normal form with explicit memory, as a MicroModule.
 
-let %t = alloc_tensor(%s, ..); invoke(f, (%x,), (%t,)); let %y = reshape_tensor(%t); %y
+    let %t = alloc_tensor(%s, ..); invoke(f, (%x,), (%t,)); let %y = reshape_tensor(%t); %y
     ->  step f(input 0, output 0)          %s is all of the result: it is the caller's memory
 
 Functions that call each other in a circle are one routine (read.py says what may), and routines are

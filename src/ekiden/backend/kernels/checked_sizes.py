@@ -1,6 +1,6 @@
 """Conditions under which size arithmetic does not overflow int64 at run time.
 
-n * 4611686018427387904      needs  n as float64 * 4.6e18 < 2**53
+    n * 4611686018427387904      needs  n as float64 * 4.6e18 < 2**53
     n * 4                        needs  n <= 2**40, once for all that is made of n
 
 Sizes are computed in machine integers, which wrap: of n = 4 the first is 0, and a kernel that takes

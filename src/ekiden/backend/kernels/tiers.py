@@ -1,5 +1,12 @@
 """Tiered compilation: kernels that start in general form, and the compilation of their own code
 while the program runs.
+
+A compilation of tier "quick" decides for each kernel that the cache has not: it has a general form,
+which needs no compiler, or it is compiled at once. When the program with the general forms is
+whole it answers; then, in a thread of the same process, worker processes compile these kernels,
+each is handed over as soon as it is compiled, and what follows gives the program that a compilation
+of tier "full" gives. The lowering and LLVM's work, nearly all of it, happen in the workers; the
+thread plans memory and writes bytecode.
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""Emit int8 dot products with Helium (MVE) vectors, 16 products an instruction."""
+"""Emit int8 dot products with Helium (MVE) vectors, 16 products an instruction.
+
+for k in n: b = words of B[k]; a = word of A[k] in all lanes; acc[0] = dot4_u8s8(acc[0], a, b); ...
+->  for each column of B: for k in n / 4: sum += vmladava(16 bytes of A, 16 bytes of that column)
+
+An instruction adds up all products of two vectors, so that a vector has four steps of k of one
+column, whose words are gathered. It multiplies bytes of one kind, and data are unsigned where
+weights are signed: weights are taken more by 128, and 128 times the sum of the data, which all
+columns share, is taken away behind the loops. What is left of k is masked.
+"""
 
 from __future__ import annotations
 

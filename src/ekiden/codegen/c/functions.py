@@ -1,4 +1,8 @@
-"""Emit lowered PrimFuncs as one C file."""
+"""Emit lowered PrimFuncs as one C file.
+
+Each function is there twice: `name_compute` over plain pointers and sizes, for C programs to call,
+and `name` with the one signature of the runtime, which checks its arguments and calls it.
+"""
 
 from __future__ import annotations
 

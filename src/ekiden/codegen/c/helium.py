@@ -1,5 +1,10 @@
 """Four-lane vectors with Helium (MVE, Cortex-M55) instructions, in C that other processors compile
 too.
+
+    b[i : i + 4] = max(a[i : i + 4], 0)   ->   ek_v_store_f32(&b[i], ek_v_max_f32(...));
+
+Numbers of fewer bits lie in words, extended; conditions are words of -1 and 0. An operation that C
+has no infix for is a function: a row here says how it is written by intrinsics, and for one lane.
 """
 
 from __future__ import annotations

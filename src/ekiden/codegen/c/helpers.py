@@ -398,7 +398,7 @@ class Helpers:
     def extern(self, name: str, result: str, arguments: Sequence[str | None]) -> str:
         """Declare an external C function once for these dtypes (None: a string) and return its C
         name. A header may declare the symbol differently, so the C name is prefixed; in code for
-        an image the loader resolves the symbol (`image.EXTERN`).
+        an image the loader resolves the symbol (`image.EXTERN_PREFIX`).
         """
         kinds = ", ".join(_C_KINDS.get(a or "") or c_type(dt.element(a or "")) for a in arguments)
         declared = f"{c_type(dt.element(result))} {EXTERN_PREFIX}{name}({kinds or 'void'})"

@@ -1,4 +1,8 @@
-"""C spellings of Ekiden's data types and constants."""
+"""C spellings of Ekiden's data types and constants.
+
+float16 and bfloat16 are uint16_t, whose arithmetic goes through float; bool is `bool` in
+variables and a byte in memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Emit statements with whole vectors in dialects of C that have them."""
+"""Emit statements with whole vectors in dialects of C that have them.
+
+    b[i : i + 16] = exp(a[i : i + 16]) * 2   ->   vstore16(ek_exp_float32x16(vload16(0, a + i)) *
+                                                            (float16)(2.0f), 0, b + i);
+
+What has no words over vectors (a gather, a table, half a conversion) goes through an array, lane by
+lane, as in C. Inside of such a loop over lanes everything is written for one lane.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Print device kernels in a dialect of C."""
+"""Print device kernels in a dialect of C.
+
+A loop over a thread axis is the number of the thread; what has a place in memory of a block stands
+at the top of the kernel; a check that fails notes what it has seen and ends its thread.
+"""
 
 from __future__ import annotations
 

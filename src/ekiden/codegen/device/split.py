@@ -1,6 +1,6 @@
 """Split a program bound to threads into device kernels and a host function.
 
-def f(a, b):                                        def f(a, b):
+    def f(a, b):                                        def f(a, b):
         for i in thread_binding(n, "blockIdx.x"):   ->      call_packed("f_kernel", device,
             for j in thread_binding(64, "threadIdx.x"):         n, 1, 1, 64, 1, 1, a, b)
                 b[i, j] = a[i, j]                       def f_kernel(a, b): ...

@@ -1,7 +1,7 @@
 """Calls of C functions by symbol (`call_extern`, `call_pure_extern`).
 
 The arguments are numbers, texts, and addresses of the first elements of buffers or regions. Who
-links or loads the code finds the function (`image.EXTERN`).
+links or loads the code finds the function (`image.EXTERN_PREFIX`).
 """
 
 from __future__ import annotations

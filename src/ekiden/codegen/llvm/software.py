@@ -1,4 +1,8 @@
-"""Software forms of operations for which some processors have no instruction."""
+"""Software forms of operations for which some processors have no instruction.
+
+LLVM would call a library for these, and compiled code has none. x86-64 has no fused multiply-add
+below level v3 and no rounding to whole numbers below v2.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Annotation: mark where values are quantized, still in floats.
 
-nn.conv2d(%x, w)
+    nn.conv2d(%x, w)
 ->  nn.conv2d(simulated_quantize(%x, 0f, -127f, 127f), simulated_quantize(w, 0f, -127f, 127f))
 
 Products are what is worth it: their operands become bytes, their results are sums of 32 bits. What

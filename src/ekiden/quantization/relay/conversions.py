@@ -1,6 +1,6 @@
 """Partitioning of a quantized program into quantize, integer and dequantize functions.
 
-def @main(%x) { qnn.dequantize(core(qnn.quantize(%x, ..)), ..) }
+    def @main(%x) { qnn.dequantize(core(qnn.quantize(%x, ..)), ..) }
 ->  def @quantize_inputs(%x) { (qnn.quantize(%x, ..),) }
     def @quantized_main(%x) { core(%x) }
     def @dequantize_outputs(%input) { qnn.dequantize(%input, ..) }

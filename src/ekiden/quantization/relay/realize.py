@@ -1,6 +1,6 @@
 """Realization: turn simulated quantization into integer operators.
 
-nn.conv2d(simulated_quantize(%x, s, ..), simulated_quantize(w, t, ..))
+    nn.conv2d(simulated_quantize(%x, s, ..), simulated_quantize(w, t, ..))
 ->  qnn.dequantize(qnn.conv2d(qnn.quantize(%x, s, 0), w', 0, 0, s, t), s * t, 0)
 
 Each rounding becomes a quantize and a dequantize; FakeQuantizationToInteger does the rest.

@@ -120,7 +120,7 @@ def direct_buffers(
 def invoke_into(
     machine: VirtualMachine, buffer_pairs: Sequence[object], name: str, args: Sequence[object]
 ) -> object:
-    """Call a function with the buffers of `direct_places`, which are the machine's for this call
+    """Call a function with the buffers of `direct_buffers`, which are the machine's for this call
     only. Its results share their memory and keep them alive.
     """
     if not buffer_pairs:

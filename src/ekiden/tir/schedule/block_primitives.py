@@ -434,7 +434,7 @@ class BlockSteps(ScheduleState):
     def reuse_buffer(self, block: BlockLike, write_buffer_index: BufferSelector) -> None:
         """Store an intermediate in the memory of its only reader's result.
 
-        b[i] = f(i); c[i] = g(b[i])   ->   c[i] = f(i); c[i] = g(c[i])
+            b[i] = f(i); c[i] = g(b[i])   ->   c[i] = f(i); c[i] = g(c[i])
 
         Proved: the reader takes each element at the place it writes, of the same type, and once;
         nobody else uses either.

@@ -103,7 +103,7 @@ class LoopSteps(ScheduleState):
     def fuse(self, *many: LoopLike, preserve_unit_iters: bool = True) -> LoopRV:
         """Fuse perfectly nested loops into one loop over their product.
 
-        for i, j in grid(n, m): s(i, j)   ->   for f in range(n * m): s(f // m, f % m)
+            for i, j in grid(n, m): s(i, j)   ->   for f in range(n * m): s(f // m, f % m)
 
         Refused: something else between them, a range that depends on one of them, a loop that does
         not start at 0 or is no longer serial.
@@ -182,7 +182,7 @@ class LoopSteps(ScheduleState):
     def parallel(self, loop: LoopLike, grain: int = 1) -> None:
         """Distribute a loop's iterations over threads, at least `grain` to each.
 
-        for i in range(n): s   ->   for i in parallel(n): s
+            for i in range(n): s   ->   for i in parallel(n): s
 
         Proved: no two steps touch one element of a buffer that either writes, or the buffer can be
         each step's own (its step writes what it reads). Refused otherwise: a loop that a sum runs

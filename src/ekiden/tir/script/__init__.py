@@ -1,6 +1,6 @@
 """Loop programs as Python text, in the style of TVMScript.
 
-from ekiden.tir.script import T
+    from ekiden.tir.script import T
 
     @T.prim_func
     def add_one(A: T.Buffer((128,), "float32"), B: T.Buffer((128,), "float32")):

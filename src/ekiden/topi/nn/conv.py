@@ -1,4 +1,10 @@
-"""Convolutions as sums over windows, along one to three axes."""
+"""Convolutions as sums over windows, along one to three axes.
+
+This says what is computed, and the tag and attributes of the tensor which convolution it is; how, a
+family of kernels says: register tiles of NHWC with packed weights, Winograd, depthwise, or the
+default rule for what none of them takes (layouts with channels first, weights that come at run time
+unpacked).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Matrix products with int4 weights that have a scale and a zero point per block of a row."""
+"""Matrix products with int4 weights that have a scale and a zero point per block of a row.
+
+plain    weight uint8 [N][blocks][block / 2], the number of the lower k in the lower half of a byte;
+         scale float32 and point uint8 [N][blocks]
+packed   weight int32 [panels][blocks][block / 8][64]: in each word the numbers k to k + 3 in the
+         lower halves of its bytes, k + 4 to k + 7 in the upper ones; scale and point
+         [panels][blocks][64]; rows of the last panel that are none have scale 0
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Softmax and log-softmax, in stages along one axis.
 
-m = max x,   s = sum exp(x - m),   softmax = exp(x - m) / s,   log_softmax = x - m - log s
+    m = max x,   s = sum exp(x - m),   softmax = exp(x - m) / s,   log_softmax = x - m - log s
 
 Taking the maximum off changes nothing, as exp(-m) is in both parts of the quotient, and keeps exp
 below 1. log_softmax takes no logarithm of a quotient, which would be -inf where that rounds to 0. A
