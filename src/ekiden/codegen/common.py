@@ -278,7 +278,12 @@ def flat_extent(buffer: Buffer) -> PrimExpr:
 
 
 def check_lanes(access: str, buffer: Buffer, index: PrimExpr, dtype: str) -> None:
-    """Raise InternalError for an access of more or fewer elements than its index has lanes."""
+    """Raise InternalError for an access of more or fewer elements than its index has lanes.
+
+    `bounds="check"` and masks look at the lanes of an index alone: neither would see such an
+    access, and it would write past its buffer. A vector of a buffer of vectors is one element. The
+    error names the buffer.
+    """
     lanes, held = dt.lanes(index.dtype), dt.lanes(buffer.dtype)
     if dt.lanes(dtype) != lanes * held:
         raise InternalError(

@@ -39,7 +39,11 @@ def create_shared(
     cc: str | None = None,
     cwd: Path | None = None,
 ) -> None:
-    """Build a shared library from objects, archives and C files."""
+    """Build a shared library from objects, archives and C files. Raises ExportError.
+
+    What `module.save("net.o")` wrote needs Ekiden's runtime, which this machine's compiler links
+    where a file requires it; the runtime of another machine (`cc`) is not available here.
+    """
     needed = (str(static_library_path().resolve()), "-pthread", "-ldl") if cc is None else ()
     linked = ("-shared", "-fPIC", *(options or ()), *needed)
     _compile(output, objects, linked, cc, cwd)

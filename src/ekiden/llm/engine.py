@@ -167,7 +167,9 @@ class Engine:
         return stream
 
     def add(self, stream: Stream) -> None:
-        """Queue a text."""
+        """Queue a text without waiting for a step: any thread may append to the deque, and only the
+        holder of the lock takes from it.
+        """
         self._waiting.append(stream)
 
     def run(

@@ -112,7 +112,12 @@ class Tokenizer:
 
 @contextmanager
 def refused_as(kind: type[EkidenError], what: str) -> Iterator[None]:
-    """Convert errors of the package tokenizers to a given kind, prefixed with `what`."""
+    """Convert errors of the package tokenizers to a given kind, prefixed with `what`.
+
+    The package raises nothing narrower than Exception. A pattern that reaches its limit of retries,
+    and other failures of its Rust code, are panics: no Exception, but of a class that no module
+    exports, and would end a server's thread.
+    """
     try:
         yield
     except EkidenError:

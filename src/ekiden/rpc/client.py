@@ -254,7 +254,22 @@ def connect(
     *,
     credentials: PathName | None = None,
 ) -> RPCSession:
-    """Open a session with a server."""
+    """Open a session with a server.
+
+    Args:
+        url: The host of the server.
+        port: Its port.
+        key: The name of the device that is meant.
+        session_timeout: Seconds after which the server ends the session; 0 for no limit.
+        session_constructor_args: ["rpc.Connect", url, port, key] makes the server connect to
+            another one, which then serves the session.
+        enable_logging: Accepted for TVM's programs: `ekiden.rpc` always logs.
+        credentials: The key file that the server has, too (`ekiden rpc keygen`).
+
+    Raises:
+        RPCError: There is no server, or it refuses.
+        TypeError, ValueError: For wrong arguments.
+    """
     constructor = session_constructor_args or ()
     if not isinstance(constructor, (list, tuple)):
         raise TypeError(f"connect: a list of arguments expected, got {constructor!r}")

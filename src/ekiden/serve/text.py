@@ -68,7 +68,9 @@ class TextAnswer(Protocol):
     """How many tokens the conversation takes."""
 
     def start(self, deadline: float, deliver: Callable[[Any], None]) -> None:
-        """Begin the answer."""
+        """Begin the answer, without waiting for it. `deliver` is called on any thread with the text
+        that is new; the answer ends at `deadline`, by `time.monotonic`.
+        """
 
     def pieces(self, delivered: Any) -> list[Piece]:  # noqa: ANN401  # the engine's own
         """Return the pieces delivered so far."""

@@ -126,7 +126,12 @@ def _description(intrin: TensorIntrin) -> PrimFunc:
 def tensorize_stage(
     sch: Schedule, block: BlockRV, loop: LoopRV, outermost_sum: LoopRV | None, intrin: object
 ) -> None:
-    """Replace a loop of a block by an instruction."""
+    """Replace a loop of a block by an instruction.
+
+    A sum that runs around the loop too is begun by the instruction's init, or by stores where it
+    has none, and continued by its update. Raises ScheduleError for an instruction without a body,
+    or without an update where the sum needs one.
+    """
     if not isinstance(intrin, TensorIntrin):
         raise ScheduleError(
             f"tensorize: expected what te.decl_tensor_intrin gives, got {type(intrin).__name__}"

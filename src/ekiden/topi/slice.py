@@ -109,7 +109,12 @@ def strided_slice(
     slice_mode: str = "end",
     assume_inbound: bool = True,
 ) -> Tensor:
-    """Return begin:end:stride along axes (the leading ones by default), as NumPy slices."""
+    """Return begin:end:stride along axes (the leading ones by default), as NumPy slices.
+
+    Bounds may be symbolic; one of at least 2**30 means the end. See `slice_ranges` for lists of
+    different lengths and for slice_mode "size". `assume_inbound` is TVM's: bounds are always
+    clipped here.
+    """
     return take_ranges(a, slice_ranges(a.shape, begin, end, strides, axes, slice_mode))
 
 

@@ -46,6 +46,9 @@ def _transposed_of(node: Node, data: Expr, weight: Expr) -> Expr:
 
 
 def _transpose_conv(node: Node) -> Expr:
+    """Convert TRANSPOSE_CONV of (shape of the result, weights [out, height, width, in], data,
+    bias); the padding of a convolution of the result is left out.
+    """
     return biased(node, _transposed_of(node, node.expr(2), node.expr(1)), 3)
 
 
