@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -94,6 +95,7 @@ def test_a_signal_ends_hostile_bytecode(executor: str) -> None:
 
 def test_a_signal_ends_a_run_under_a_limit() -> None:
     exe = ekiden.compile(relay.parse(LOOP))
+    exe(np.int64(3), timeout=10_000)  # imports what limited runs need: the signal meets the run
     with pytest.raises(Interrupted), signal_during() as begin:
         begin()
         exe(FOREVER, timeout=10_000)
@@ -130,7 +132,8 @@ def test_a_signal_ends_no_run_of_another_thread() -> None:
     threading.Thread(target=run).start()
     with pytest.raises(Interrupted), signal_during() as begin:
         begin()
-        threading.Event().wait()
+        while True:  # a signal before the main thread sleeps does not wake it: sleep in turns
+            time.sleep(0.001)
     ended.wait()
     assert errors == ["RunLimitError"]
 

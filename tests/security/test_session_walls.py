@@ -119,9 +119,12 @@ def test_a_session_is_apart_from_the_terminal_of_its_server(
 
 
 def _is_started(child: int) -> bool:
-    """Whether a session's program runs, and not the copy of its server that starts it."""
-    words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-    return b"--session" in words or words[-2] == str(FIRST_DESCRIPTOR).encode()
+    """Return whether a session's program runs, and not the copy of its server that starts it.
+
+    A process that replaces its program, or has ended, has no command line for a moment.
+    """
+    arguments = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[:-1]
+    return b"--session" in arguments or arguments[-1:] == [str(FIRST_DESCRIPTOR).encode()]
 
 
 @pytest.mark.parametrize("server", ["python", "c"])
