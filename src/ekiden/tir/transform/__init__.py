@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         RemoveNoOp,
         RemoveStoreUndef,
         Simplify,
+        SkipIntegerCasts,
         SplitHostDevice,
         StorageFlatten,
         StorageRewrite,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.remove_store_undef import remove_store_undef
     from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors
     from ekiden.tir.transform.simplify import simplify
+    from ekiden.tir.transform.skip_integer_casts import skip_integer_casts
     from ekiden.tir.transform.split_host_device import split_host_device
     from ekiden.tir.transform.storage_rewrite import storage_rewrite
     from ekiden.tir.transform.unify_thread_binding import unify_thread_binding
@@ -105,6 +107,7 @@ __all__ = [
     "RemoveNoOp",
     "RemoveStoreUndef",
     "Simplify",
+    "SkipIntegerCasts",
     "SplitHostDevice",
     "StorageFlatten",
     "StorageRewrite",
@@ -137,6 +140,7 @@ __all__ = [
     "remove_no_op",
     "remove_store_undef",
     "simplify",
+    "skip_integer_casts",
     "split_host_device",
     "storage_rewrite",
     "unify_thread_binding",

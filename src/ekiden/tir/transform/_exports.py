@@ -51,9 +51,9 @@ EXPORTS = {
         ConvertForLoopsToSerial ConvertSSA DropAttributes Filter FlattenBuffer HoistExpression
         HoistIfThenElse InjectDoubleBuffer InjectVirtualThread LoopPartition
         LowerCrossThreadReduction LowerInitBlock LowerIntrin LowerMatchBuffer LowerOpaqueBlock
-        NarrowDataType PASSES RemoveAssume RemoveNoOp RemoveStoreUndef Simplify SplitHostDevice
-        StorageFlatten StorageRewrite TILED_PASSES ThreadSync UnifyThreadBinding UnrollLoop
-        UseAssumptions VectorizeLoop lower prim_func_pass
+        NarrowDataType PASSES RemoveAssume RemoveNoOp RemoveStoreUndef Simplify SkipIntegerCasts
+        SplitHostDevice StorageFlatten StorageRewrite TILED_PASSES ThreadSync UnifyThreadBinding
+        UnrollLoop UseAssumptions VectorizeLoop lower prim_func_pass
     """,
     "remove_assume": """
         remove_assume use_assumptions
@@ -69,6 +69,9 @@ EXPORTS = {
     """,
     "simplify": """
         simplify
+    """,
+    "skip_integer_casts": """
+        skip_integer_casts
     """,
     "split_host_device": """
         split_host_device

@@ -46,6 +46,7 @@ from ekiden.tir.transform.remove_assume import remove_assume, use_assumptions
 from ekiden.tir.transform.remove_no_op import remove_no_op
 from ekiden.tir.transform.remove_store_undef import remove_store_undef
 from ekiden.tir.transform.simplify import simplify
+from ekiden.tir.transform.skip_integer_casts import skip_integer_casts
 from ekiden.tir.transform.split_host_device import split_host_device
 from ekiden.tir.transform.storage_rewrite import storage_rewrite
 from ekiden.tir.transform.thread_sync import thread_sync
@@ -187,6 +188,8 @@ FlattenBuffer           = _pass_factory("FlattenBuffer",           flatten_buffe
 """Every buffer is indexed by one element offset."""
 LowerSmallTypes         = _pass_factory("LowerSmallTypes",         lower_small_types)
 """Numbers of a byte and less are computed with in bytes."""
+SkipIntegerCasts        = _pass_factory("SkipIntegerCasts",        skip_integer_casts)
+"""Floats that were rounded and clipped to an unsigned integer's range stay floats."""
 VectorizeLoop           = _pass_factory("VectorizeLoop",           vectorize_loops)
 """Vectorized loops become whole vectors, then one masked vector for what is left."""
 StorageRewrite          = _pass_factory("StorageRewrite",          storage_rewrite)
@@ -232,6 +235,7 @@ PASSES: list[Pass] = [
     HoistIfThenElse(),
     FlattenBuffer(),        # simplifies everything on the way
     LowerSmallTypes(),      # indices are flat; loops may still be serialised
+    SkipIntegerCasts(),     # while zero points that hoisting names are seen to be whole
     VectorizeLoop(),        # and this what it makes
     UnrollLoop(),           # after what is done once for all copies; constants fold into indices
     StorageRewrite(),       # indices are flat: memory of one shape serves any other
@@ -267,6 +271,7 @@ TILED_PASSES: list[Pass] = [
     RemoveAssume(),
     FlattenBuffer(),
     LowerSmallTypes(),
+    SkipIntegerCasts(),
     LowerIntrin(),
 ]
 """For functions with the attribute "tir.tiled": register tiles are written unrolled and in vectors,
@@ -280,6 +285,7 @@ MIXED_PASSES: list[Pass] = [
     UseAssumptions(),
     FlattenBuffer(),
     LowerSmallTypes(),
+    SkipIntegerCasts(),
     VectorizeLoop(),
     LowerIntrin(),
 ]
