@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 
 import ekiden
+from ekiden import relay
 from ekiden.target import Target
 from integer_grid import Case
 
@@ -61,5 +63,50 @@ def test_a_profile_shows_it() -> None:
     report = executable.profile(**CONV.feed(), peak=False)
     (line,) = report.warnings()
     assert "times as long as the same product of floats" in line
+    assert line in str(report)
+    assert line in report.json()
+
+
+FEW_PRODUCTS = Case("dynamic", channels=32, out=16, size=56, window=1)
+"""Finding the range of its data and rounding them takes about as long as its products."""
+
+
+def slowdown_of(case: Case, text: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "ekiden"):
+        ekiden.compile(case.model(), text)
+    messages = [r.getMessage() for r in caplog.records]
+    return [m for m in messages if "the quantised program takes" in m]
+
+
+@pytest.mark.parametrize("text", ["llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64-v4"])
+def test_a_program_whose_ranges_cost_more_than_its_products_save_is_told(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (line,) = slowdown_of(FEW_PRODUCTS, text, caplog)
+    assert "times as long as its floats by the model" in line
+    assert "finding ranges and rounding" in line
+
+
+def test_a_program_of_many_products_for_each_number_rounded_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    many = Case("dynamic", channels=256, out=256, size=28, window=3)
+    assert not slowdown_of(many, "llvm -mcpu=x86-64-v3", caplog)
+
+
+def test_a_program_of_floats_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    x = relay.var("x", shape=(1, 64, 28, 28))
+    weight = relay.const(np.ones((64, 64, 3, 3), np.float32))
+    body = relay.max(relay.nn.conv2d(x, weight, padding=(1, 1)))
+    with caplog.at_level(logging.WARNING, "ekiden"):
+        ekiden.compile(ekiden.IRModule.from_expr(relay.Function([x], body)), "llvm")
+    assert not caplog.records
+
+
+def test_a_profile_shows_a_slower_program() -> None:
+    executable = ekiden.compile(FEW_PRODUCTS.model(), "llvm -mcpu=x86-64-v3")
+    report = executable.profile(**FEW_PRODUCTS.feed(), peak=False)
+    (line,) = [w for w in report.warnings() if "the quantised program takes" in w]
     assert line in str(report)
     assert line in report.json()

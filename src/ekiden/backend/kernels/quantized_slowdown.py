@@ -1,7 +1,14 @@
-"""Warn of quantised kernels that the cost model predicts to be slower than their float form."""
+"""Warn of quantised kernels and programs that the cost model predicts to be slower than their
+floats.
+
+A kernel is compared with that of the same product of floats. A program pays besides for finding
+ranges and rounding, which dynamic quantisation does in each run: of all its calls the cycles are
+summed, and those of its floats.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -9,12 +16,14 @@ from ekiden import kernels
 from ekiden._lazy import LazyModule
 from ekiden.backend.kernels.flops import count_flops
 from ekiden.backend.kernels.lower import te_graph
-from ekiden.ir.op import Op
+from ekiden.ir.dtype import is_float, itemsize
+from ekiden.ir.op import Op, OpPattern
 from ekiden.ir.prim import IntImm
-from ekiden.ir.type import TensorType
+from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Function
 from ekiden.relay.transform.language.scopes import evaluation_order
 from ekiden.runtime.logs import LazyLogger
+from ekiden.runtime.profile.slowdown import MIN_SLOWDOWN, quantized_slowdown
 from ekiden.target import Target
 
 if TYPE_CHECKING:
@@ -23,58 +32,126 @@ else:  # for products of integers
     over_floats = LazyModule("ekiden.kernels.quantized.over_floats")
 
 LOG = LazyLogger("ekiden")
-MIN_SLOWDOWN = 1.1
-"""Times as long from which a kernel is named: the model is not nearer than that."""
 MIN_OPERATIONS = 1 << 17
 """Operations of a kernel from which it is looked at: less takes microseconds in any form."""
+MIN_PASS_ELEMENTS = 1 << 12
+"""Elements from which finding a range or rounding counts: less is a fraction of a microsecond."""
 MAX_KERNELS_NAMED = 3
 """Kernels that a warning names."""
 ACCUMULATOR_DTYPES = ("int32", "int64")
+BYTES = ("int8", "uint8")
+
+
+def _multiplies(call: Call) -> bool:
+    return isinstance(call.op, Op) and call.op.definition.macs is not None
 
 
 def _multiplies_integers(call: Call) -> bool:
     kind = call.checked_type
-    is_sum = isinstance(kind, TensorType) and kind.dtype in ACCUMULATOR_DTYPES
-    return is_sum and isinstance(call.op, Op) and call.op.definition.macs is not None
+    return isinstance(kind, TensorType) and kind.dtype in ACCUMULATOR_DTYPES and _multiplies(call)
 
 
-def slower_than_floats(function: Function, target: Target) -> dict[str, object]:
-    """Return {"over_floats": times as long, as text} for a kernel in canonical form that is slower
-    than that of the same product of floats would be; empty for others."""
+def _size(kind: Type | None) -> int | None:
+    """Return the number of elements of a tensor; None where only the run knows it."""
+    if not isinstance(kind, TensorType):
+        return None
+    sizes = [d.value for d in kind.shape if isinstance(d, IntImm)]
+    return math.prod(sizes) if len(sizes) == len(kind.shape) else None
+
+
+def cost_over_floats(function: Function, target: Target) -> dict[str, object]:
+    """Return what the metadata of a kernel in canonical form say of its cost by the model.
+
+    Products, ranges and roundings have "cycles", [its own, those of its float form], where sizes
+    are known; a product of integers that is slower than that of floats has "over_floats", times as
+    long, as text. Empty for other kernels.
+    """
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
-    if not any(map(_multiplies_integers, calls)):
-        return {}
+    if not any(map(_multiplies, calls)):
+        return _pass_cycles(function, calls, target)
     operations = count_flops(function)
-    if isinstance(operations, IntImm) and operations.value < MIN_OPERATIONS:
+    number = operations.value if isinstance(operations, IntImm) else None
+    if number is not None and number < MIN_OPERATIONS:
         return {}
+    if not any(map(_multiplies_integers, calls)):
+        if number is None or target.kind.has_threads:
+            return {}
+        return _cycles(over_floats.float_product_cost(number, target))
     _, outputs = te_graph(function, target)
-    times = over_floats.relative_cost(outputs, kernels.choose(outputs, target), target)
-    return {"over_floats": f"{times:.1f}"} if times >= MIN_SLOWDOWN else {}
+    cost = over_floats.product_cost(outputs, kernels.choose(outputs, target), target)
+    if cost is None:
+        return {}
+    facts = _cycles(cost) if number is not None else {}
+    times = cost.own / cost.floats if cost.floats else 0.0
+    return facts | ({"over_floats": f"{times:.1f}"} if times >= MIN_SLOWDOWN else {})
+
+
+def _cycles(cost: over_floats.KernelCost) -> dict[str, object]:
+    return {"cycles": [round(cost.own), round(cost.floats)]}
+
+
+def _pass_cycles(function: Function, calls: list[Call], target: Target) -> dict[str, object]:
+    """Return the cycles of a kernel that rounds floats to bytes or reduces all of a tensor."""
+    sizes = [_size(param.checked_type) for param in function.params]
+    elements = max((size for size in sizes if size is not None), default=0)
+    result = function.body.checked_type
+    if elements < MIN_PASS_ELEMENTS or target.kind.has_threads or None in sizes:
+        return {}
+    kinds = [call.checked_type for call in calls]
+    rounds = any(
+        isinstance(kind, TensorType) and kind.dtype in BYTES and _size(kind) == elements
+        for kind in kinds
+    )
+    reads_floats = any(
+        isinstance(p.checked_type, TensorType)
+        and is_float(p.checked_type.dtype)
+        and size == elements
+        for p, size in zip(function.params, sizes, strict=True)
+    )
+    reduces = _size(result) == 1 and any(
+        isinstance(c.op, Op) and c.op.definition.pattern is OpPattern.COMM_REDUCE for c in calls
+    )
+    if not reads_floats or not (rounds or reduces) or not isinstance(result, TensorType):
+        return {}
+    written = (_size(result) or 0) * itemsize(result.dtype)
+    nbytes = elements * itemsize("float32") + written
+    return _cycles(over_floats.pass_cost(elements, nbytes, len(calls), target))
 
 
 def warn_of_slower(
-    kernels: Mapping[str, Mapping[str, object]], sources: Iterable[tuple[str, str]], target: Target
+    kernels: Mapping[str, Mapping[str, object]],
+    sources: Iterable[tuple[str, str]],
+    calls: Iterable[str],
+    target: Target,
 ) -> None:
-    """Log a warning with the slowest of the kernels that `slower_than_floats` has marked; `sources`
-    are their names with the nodes of the model that they are of."""
+    """Log a warning where a program or kernels of it are slower than their floats by the model.
+
+    Args:
+        kernels: The facts of `cost_over_floats`, by kernel.
+        sources: Names of kernels with the nodes of the model that they are of.
+        calls: The name of the kernel of each call of the program.
+        target: The processor.
+    """
     nodes: dict[str, str] = {}
     for name, node in sources:
         nodes.setdefault(name, node)
     times = {
         name: float(str(k["over_floats"])) for name, k in kernels.items() if "over_floats" in k
     }
-    if not times:
-        return
     slowest = sorted(times, key=lambda name: -times[name])[:MAX_KERNELS_NAMED]
-    named = ", ".join(f"{nodes.get(name) or name} {times[name]:.1f} times" for name in slowest)
-    more = f" and {len(times) - len(slowest)} more" if len(times) > len(slowest) else ""
-    LOG.warning(
-        "compile: on %s kernels of integers take longer than their floats would, by the model:"
-        " %s%s; leave these layers in floats (docs/guides/quantise.md)",
-        target.cpu,
-        named,
-        more,
-    )
+    if slowest:
+        named = ", ".join(f"{nodes.get(name) or name} {times[name]:.1f} times" for name in slowest)
+        more = f" and {len(times) - len(slowest)} more" if len(times) > len(slowest) else ""
+        LOG.warning(
+            "compile: on %s kernels of integers take longer than their floats would, by the model:"
+            " %s%s; leave these layers in floats (docs/guides/quantise.md)",
+            target.cpu,
+            named,
+            more,
+        )
+    slowdown = quantized_slowdown(kernels.get(name, {}) for name in calls)
+    if slowdown:
+        LOG.warning("compile: on %s %s (docs/guides/quantise.md)", target.cpu, slowdown)
 
 
-__all__ = ["slower_than_floats", "warn_of_slower"]
+__all__ = ["cost_over_floats", "warn_of_slower"]

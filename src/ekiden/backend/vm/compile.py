@@ -26,7 +26,7 @@ vectors of stages before it (dims.py); allocations and reshapes name a vector an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -35,11 +35,16 @@ from ekiden.backend.external import is_external
 from ekiden.backend.kernels.canonical import canonicalize
 from ekiden.backend.kernels.flops import describe_kernel
 from ekiden.backend.kernels.lower import Constraint
-from ekiden.backend.kernels.quantized_slowdown import slower_than_floats, warn_of_slower
+from ekiden.backend.kernels.quantized_slowdown import cost_over_floats, warn_of_slower
 from ekiden.backend.vm.constants import ConstantPool
 from ekiden.backend.vm.dims import DimPlan
 from ekiden.backend.vm.function_compiler import FunctionCompiler, ProgramTables, param_devices
-from ekiden.backend.vm.module_kernels import ModuleKernels, compile_kernels, primitive_functions
+from ekiden.backend.vm.module_kernels import (
+    ModuleKernels,
+    compile_kernels,
+    primitive_calls,
+    primitive_functions,
+)
 from ekiden.backend.vm.pipeline import LoweredModule
 from ekiden.backend.vm.primitives import Primitives
 from ekiden.backend.vm.stages import stage_kernel
@@ -153,6 +158,13 @@ def _nodes(module_kernels: ModuleKernels) -> list[tuple[str, str]]:
         module_kernels.kernels.names, (f for f, _ in module_kernels.functions), strict=False
     )
     return [(name, str(f.span)) for name, f in functions if f.span]
+
+
+def _called(module_kernels: ModuleKernels, module: IRModule) -> Iterator[str]:
+    """Yield the name of the kernel of each call of a module, but for those of engines."""
+    functions = (f for f, _ in module_kernels.functions)
+    names = dict(zip(functions, module_kernels.kernels.names, strict=False))
+    return (names[f] for f, _ in primitive_calls(module) if f in names)
 
 
 def _origins(functions: Sequence[VMFunction], metadata: Mapping[str, object]) -> dict[str, object]:
@@ -285,9 +297,9 @@ def _compile_variant(
     compiled = [_with_input_names(f, metadata) if f.name == "main" else f for f in compiled]
     rows = zip(kernels.names, kernels.forms, kernels.facts, strict=True)
     about = {
-        n: describe_kernel(f) | _marks(form) | slower_than_floats(f, target) for n, f, form in rows
+        n: describe_kernel(f) | _marks(form) | cost_over_floats(f, target) for n, f, form in rows
     }
-    warn_of_slower(about, _nodes(module_kernels), target)
+    warn_of_slower(about, _nodes(module_kernels), _called(module_kernels, module), target)
     metadata = {**metadata, "kernels": about, **_origins(compiled, metadata)}
     if checks := _checks(compiled):
         metadata = {**metadata, "checks": checks}

@@ -4,7 +4,7 @@ compiled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ekiden.backend.external import build_external, is_external
 from ekiden.backend.kernels.build import CompiledKernels, build_kernels
@@ -112,7 +112,11 @@ def primitive_functions(module: IRModule) -> list[tuple[Function, int]]:
     """Return the fused functions that a module with explicit memory calls, each once per device, in
     order.
     """
-    calls: dict[tuple[Function, int], None] = {}
+    return list(dict.fromkeys(primitive_calls(module)))
+
+
+def primitive_calls(module: IRModule) -> Iterator[tuple[Function, int]]:
+    """Yield the fused function and the device of each call of a module with explicit memory."""
     for function in module.functions.values():
         assert isinstance(function, Function)
         for expr in evaluation_order(function.body):
@@ -123,8 +127,7 @@ def primitive_functions(module: IRModule) -> list[tuple[Function, int]]:
             ):
                 kernel = expr.args[0]
                 assert isinstance(kernel, Function) and isinstance(expr.attrs, InvokeAttrs)
-                calls[kernel, expr.attrs.device] = None
-    return list(calls)
+                yield kernel, expr.attrs.device
 
 
 def load_functions(module: IRModule) -> dict[int, Function]:
@@ -154,4 +157,10 @@ def _load_function(source: Call) -> Function:
     return typed.with_attr("Primitive", 1)
 
 
-__all__ = ["ModuleKernels", "compile_kernels", "load_functions", "primitive_functions"]
+__all__ = [
+    "ModuleKernels",
+    "compile_kernels",
+    "load_functions",
+    "primitive_calls",
+    "primitive_functions",
+]

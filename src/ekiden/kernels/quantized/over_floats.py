@@ -1,9 +1,11 @@
-"""Relative cost of a product of bytes, compared with the same product of float32, by the model of
+"""Cost of the kernels of a quantised program, compared with those of its floats, by the model of
 kernels.
 
     bytes     products / (4 lanes x tile) x cycles of an iteration by the target's instructions; of
               3x3 windows those of Winograd's method where the kernel is one of that
     floats    the same of multiply-adds; of 3x3 windows Winograd's method where that is faster
+    passes    what finds ranges and rounds: instructions of its elements, or their way through the
+              second-level cache; floats have none
 
 Where there are no dot products of bytes a quantized convolution may be slower than the floats that
 it replaces: compilation and profiling report it.
@@ -12,9 +14,10 @@ it replaces: compilation and profiling report it.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from ekiden import te
-from ekiden.kernels.cost_model import step_cycles
+from ekiden.kernels.cost_model import cache_levels, step_cycles
 from ekiden.kernels.family import NARROW, size_of
 from ekiden.kernels.geometry import geometry_of
 from ekiden.kernels.micro_kernels.epilogue import operands_of
@@ -42,23 +45,28 @@ PLAIN_INTEGER_COST = 8.0
 """How many times as long a plain nest of int32 takes at least (Xeon with AVX2: 15 to 80)."""
 
 
-def relative_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> float:
-    """Return how many times as long as its floats the kernel of a product of integers takes by the
-    model; 0 where it is none, or on a device."""
+class KernelCost(NamedTuple):
+    """Cycles of a kernel, and those of its float form."""
+
+    own: float
+    floats: float
+
+
+def product_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> KernelCost | None:
+    """Return the cost of the kernel of a product of integers by the model; None where it is none,
+    or on a device."""
     if target.kind.has_threads:
-        return 0.0
+        return None
     anchor = chosen.anchor
     if anchor is None:
-        tensors = post_order_tensors(outputs)
-        is_plain = any(t.op.tag in PLAIN and t.dtype in ("int32", "int64") for t in tensors)
-        return PLAIN_INTEGER_COST if is_plain else 0.0
+        return _plain_cost(outputs, target)
     if chosen.family.name == "winograd_conv2d":
-        return _winograd_relative_cost(anchor, target)
+        return _winograd_cost(anchor, target)
     if chosen.family.name not in ("conv_nhwc_pack", "dense_pack"):
-        return 0.0
+        return None
     data, weight = operands_of(anchor)
     if weight.dtype != "int8":
-        return 0.0
+        return None
     is_conv = chosen.family.name == "conv_nhwc_pack"
     steps = math.prod(size_of(d) or 1 for d in weight.shape[-6 if is_conv else -4 :][1:-2])
     pixels = size_of(product(list(anchor.shape[:-1]))) or UNKNOWN_EXTENT
@@ -68,7 +76,40 @@ def relative_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> f
     # Floats may use Winograd's method instead, which is the faster competitor.
     if is_conv:
         floats = min(floats, _float_winograd_cycles(anchor, data, target))
-    return _word_cycles(products, chosen, target) / floats if floats else 0.0
+    return KernelCost(_word_cycles(products, chosen, target), floats)
+
+
+def float_product_cost(operations: int, target: Target) -> KernelCost:
+    """Return the cost of a product that a quantised program computes in floats too."""
+    cycles = direct_cycles(operations / 2, target)
+    return KernelCost(cycles, cycles)
+
+
+def pass_cost(elements: int, nbytes: int, instructions: int, target: Target) -> KernelCost:
+    """Return the cost of a kernel that finds a range or rounds, which floats do without.
+
+    Args:
+        elements: The elements that it reads.
+        nbytes: The bytes that it reads and writes.
+        instructions: Of each vector of elements.
+        target: The processor.
+    """
+    _, second, _ = cache_levels(target)
+    work = elements * instructions / (target.lanes("float32") * target.fma_units)
+    return KernelCost(max(work, nbytes / second.bandwidth), 0.0)
+
+
+def _plain_cost(outputs: list[te.Tensor], target: Target) -> KernelCost | None:
+    """Return the cost of a product that has no kernel where its sums are integers."""
+    for tensor in post_order_tensors(outputs):
+        op = tensor.op
+        if not (op.tag in PLAIN and tensor.dtype in ("int32", "int64")):
+            continue
+        reduced = [axis.dom.extent for axis in getattr(op, "reduce_axis", ())]
+        products = math.prod(size_of(d) or UNKNOWN_EXTENT for d in (*tensor.shape, *reduced))
+        floats = direct_cycles(products, target)
+        return KernelCost(PLAIN_INTEGER_COST * floats, floats)
+    return None
 
 
 def _word_cycles(products: int, chosen: Chosen, target: Target) -> float:
@@ -82,20 +123,16 @@ def _word_cycles(products: int, chosen: Chosen, target: Target) -> float:
     return products / (WORD * rows * vectors * lanes) * step_cycles(rows, vectors, target, dtype)
 
 
-def _winograd_relative_cost(anchor: te.Tensor, target: Target) -> float:
-    """Return the relative cost of a convolution of bytes by Winograd's method; 0 for one
-    of floats.
-    """
+def _winograd_cost(anchor: te.Tensor, target: Target) -> KernelCost | None:
+    """Return the cost of a convolution of bytes by Winograd's method; None for one of floats."""
     kind = arithmetic_of(anchor)
     if kind is not BYTES:
-        return 0.0
+        return None
     image, channels = _sizes(anchor, operands_of(anchor)[0])
     products = math.prod(image) * math.prod(channels) * WINOGRAD_TAPS**2
     floats = min(direct_cycles(products, target), winograd_cycles(image, channels, target))
-    return (
-        winograd_cycles(image, channels, target, kind, int(str(anchor.op.attrs[TILE_SIDE_KNOB])))
-        / floats
-    )
+    side = int(str(anchor.op.attrs[TILE_SIDE_KNOB]))
+    return KernelCost(winograd_cycles(image, channels, target, kind, side), floats)
 
 
 def _sizes(anchor: te.Tensor, data: te.Tensor) -> tuple[tuple[int, int, int], tuple[int, int]]:
@@ -120,4 +157,4 @@ def _float_winograd_cycles(anchor: te.Tensor, data: te.Tensor, target: Target) -
     return winograd_cycles(image, channels, target)
 
 
-__all__ = ["relative_cost"]
+__all__ = ["KernelCost", "float_product_cost", "pass_cost", "product_cost"]

@@ -210,7 +210,12 @@ _MAIN = _record(
 )
 _KERNEL = _record(
     {"flops": _text, "operators": _list_of(_text), "params": _list_of(_list_of(_text))},
-    {"reads": _list_of(_text), "vectors": _flag, "over_floats": _text},
+    {
+        "reads": _list_of(_text),
+        "vectors": _flag,
+        "over_floats": _text,
+        "cycles": _pair_of(_size, _size),
+    },
 )
 _METADATA = _record(
     {},

@@ -24,6 +24,7 @@ from ekiden.runtime.binding.opcodes import OPCODES, Opcode, operand_words
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.profile.flame import Bar, flame
 from ekiden.runtime.profile.html import folded, table
+from ekiden.runtime.profile.slowdown import cycles_of, quantized_slowdown
 
 MAX_EVENT_WORDS = 1 << 22
 """Words of events that are kept of a run; later calls are counted only."""
@@ -96,6 +97,9 @@ class KernelCall:
     """Whether it ran by a general kernel, its own code not being compiled yet."""
     over_floats: str = ""
     """As in Row."""
+    cycles: tuple[int, int] | None = None
+    """By the model of kernels, its own and those of its float form: of products, ranges and
+    roundings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,14 +306,15 @@ class Report:
 
     def warnings(self) -> list[str]:
         """Return a line for each integer kernel that the cost model predicts to be slower than its
-        float form.
+        float form, and one where the whole run is.
         """
+        slowdown = quantized_slowdown({"cycles": c.cycles} if c.cycles else {} for c in self.calls)
         rows = [row for row in self.rows() if row.over_floats]
         return [
             f"{row.title or row.name} {row.source}: by the model {row.over_floats} times as long as"
             f" the same product of floats; leave the layer in floats"
             for row in rows
-        ]
+        ] + ([slowdown] if slowdown else [])
 
     def flame(self) -> str:
         """Return the run as a flame chart in SVG: time to the right, functions above their
@@ -496,6 +501,7 @@ class _Reader:
             kernel_info.get("vectors") is False,
             self.tiers.get(name) == "general",
             str(kernel_info.get("over_floats", "")),
+            cycles_of(kernel_info.get("cycles")),
         )  # fmt: skip
         return call, at
 
