@@ -34,6 +34,7 @@ from ekiden.kernels.cost_model import CACHE_LINE_BYTES, is_crowded
 from ekiden.kernels.cpu.depthwise import DepthwiseKernel
 from ekiden.kernels.cpu.depthwise import default as copied_default
 from ekiden.kernels.cpu.depthwise import space as copied_space
+from ekiden.kernels.cpu.depthwise_dynamic import DynamicDepthwise
 from ekiden.kernels.decision import Decision, Fixed, Knob, Space
 from ekiden.kernels.family import Family, size_of
 from ekiden.kernels.geometry import FLAT, Geometry, geometry_of
@@ -344,7 +345,12 @@ def depthwise_conv(
     decision: Decision,
 ) -> PrimFunc:
     """Build the kernel of tag "depthwise_conv_nhwc"."""
-    across = _across(find_anchor(outputs, DEPTHWISE_TAG), decision.number("pixels"))
+    anchor = find_anchor(outputs, DEPTHWISE_TAG)
+    across = _across(anchor, decision.number("pixels"))
+    geometry = geometry_of(anchor)
+    has_unknown_lines = not size_of(geometry.out[2]) or not size_of(geometry.data[2])
+    if has_unknown_lines and geometry.is_padded and geometry.depth is FLAT:
+        return DynamicDepthwise(inputs, outputs, target, DEPTHWISE_TAG, decision).function(name)
     if across is None:
         return DepthwiseKernel(inputs, outputs, target, DEPTHWISE_TAG, decision).function(name)
     return InPlaceDepthwise(inputs, outputs, target, decision, across).function(name)

@@ -1,0 +1,105 @@
+"""Depthwise convolutions over lines whose length only the run knows, read in place.
+
+    pixels before the middle      one at a time, the taps that read data
+    pixels of the middle          tiles, all taps of a row
+    pixels behind it              one at a time
+
+Rows of taps outside of the data are left out by each line of results. A copy with zeros around it
+takes longer than the convolution: 28x28x128 with strides of two 9.8 us with it, 4.3 without, and
+4.1 where lengths are known (AMD EPYC Zen 5, one thread).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ekiden.arith import simplify
+from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
+from ekiden.kernels.cpu.depthwise import DepthwiseKernel
+from ekiden.kernels.micro_kernels.prefetch import bound
+from ekiden.kernels.micro_kernels.register_tiles import KLoop, balanced_rows
+from ekiden.tir.stmt import For, ForKind, Stmt, seq
+
+
+class DynamicDepthwise(DepthwiseKernel):
+    """The builder of one kernel whose lines have any length."""
+
+    def body(self) -> Stmt:
+        """Return all lines of results in parallel."""
+        _, rows_window, _ = self.geometry.windows
+        images, height, _, _ = self.geometry.out
+        _, data_height, data_width, _ = self.geometry.data
+        line, y, first, rows, start = (Var(v) for v in ("line", "y", "first", "rows", "start"))
+        top = y * rows_window.stride - rows_window.before + first * rows_window.dilation
+        at = (line // height * data_height + top) * (data_width * self.channels)
+        self.first, self.rows = first, rows
+        lets = [
+            (y, line % height),
+            *zip((first, rows), rows_window.taps(y, y), strict=True),
+            (start, simplify(at)),
+        ]
+        body = bound(lets, self.vectors(line // height, y, start))
+        return For(line, const(0), simplify(images * height), ForKind.PARALLEL, body, {"grain": 2})
+
+    def line(
+        self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
+    ) -> Stmt:
+        """Return a line of results for one vector of channels; `start` is the offset of the first
+        line of data that it reads.
+        """
+        _, _, window = self.geometry.windows
+        _, height, width, _ = self.geometry.out
+        begin, end, pixel = Var("begin"), Var("end"), Var("pixel")
+        tap, taps = Var("tap"), Var("taps")
+        row_step = window.size * (self.geometry.dilation[0] * self.channels)
+
+        def tile(pixels: int, x: PrimExpr, tap: PrimExpr, taps: PrimExpr) -> Stmt:
+            """Return the tile of pixels from x on, which read `taps` of a row from `tap` on."""
+            at = x * window.stride - window.before + tap * window.dilation
+            weights = (self.first * window.kernel + tap) * self.channels + channel
+            loops = [
+                KLoop(self.rows, row_step, const(window.kernel * self.channels)),
+                KLoop(taps, const(window.dilation * self.channels), const(self.channels)),
+            ]
+
+            def store(p: int, value: PrimExpr) -> Stmt:
+                """Store a pixel's vector through the epilogue."""
+                flat = ((n * height + y) * width + x + p) * self.channels + channel
+                place = self.geometry.place([n, y, x + p, channel])
+                return self.epilogue.store(place, flat, value, mask)
+
+            base = start + at * self.channels + channel
+            return self.tile(pixels, base, weights, mask, loops, store)
+
+        def at_end(low: PrimExpr, high: PrimExpr) -> Stmt:
+            """Return the pixels of [low, high), some of whose taps are outside."""
+            lets = [*zip((tap, taps), window.taps(pixel, pixel), strict=True)]
+            body = bound(lets, tile(1, pixel, tap, taps))
+            return For(pixel, low, simplify(high - low), ForKind.SERIAL, body)
+
+        def inside(pixels: int, x: PrimExpr) -> Stmt:
+            """Return a tile of pixels of the middle."""
+            return tile(pixels, begin + x, const(0), const(window.kernel))
+
+        middle = balanced_rows(end - begin, self.pixels, inside)
+        return bound(self._middle(begin, end), seq(at_end(const(0), begin), middle,
+                                                   at_end(end, width)))  # fmt: skip
+
+    def _middle(self, begin: Var, end: Var) -> Sequence[tuple[Var, PrimExpr]]:
+        """Return the first pixel all of whose taps read data, and the one behind the last."""
+        _, _, window = self.geometry.windows
+        width, (_, reach) = self.geometry.out[2], self.geometry.reach
+        first = (window.before + (window.stride - 1)) // window.stride
+        last = (window.size - reach + window.before) // window.stride + 1
+        return [
+            (begin, simplify(minimum(width, as_expr(first)))),
+            (end, simplify(maximum(begin, minimum(width, last)))),
+        ]
+
+
+def as_expr(number: int | PrimExpr) -> PrimExpr:
+    """Return a number as an expression."""
+    return const(number) if isinstance(number, int) else number
+
+
+__all__ = ["DynamicDepthwise"]
