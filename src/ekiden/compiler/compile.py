@@ -319,10 +319,10 @@ WORKER_PRELOAD = (
     "ekiden.kernels.checks",
     "ekiden.kernels.in_place",
     "ekiden.tir.transform.pipeline",
-    "ekiden.codegen.llvm.emit",
+    "ekiden.codegen.llvm.module_emitter",
     "llvmlite.binding",
     "ekiden.topi.nn.activation",
-    "ekiden.topi.nn.dense",
+    "ekiden.topi.nn.matrix_products",
     "ekiden.tir.schedule.schedule",
 )
 """What processes that compile kernels import while this one reads the model: what each of them

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ekiden.tune.measure import Measurer, Outcome
     from ekiden.tune.records import Best, Records, Trial
     from ekiden.tune.remote import Remote
+    from ekiden.tune.schedule_templates import get_config, template, template_task
     from ekiden.tune.search import Evolution, Random, Replay, Search, learned
     from ekiden.tune.session import Session
     from ekiden.tune.sketch import TraceSpace
     from ekiden.tune.space import FamilySpace, Space
     from ekiden.tune.task import Task, schedule_task, te_task
-    from ekiden.tune.template import get_config, template, template_task
 
 __all__ = [
     "Best",
@@ -81,7 +81,7 @@ if not TYPE_CHECKING:  # reading records needs no compiler
             "session": "Session",
             "task": "Task schedule_task te_task",
             "sketch": "TraceSpace",
-            "template": "get_config template template_task",
+            "schedule_templates": "get_config template template_task",
             "foreign": "read_autotvm read_metaschedule",
             "ekiden.compiler.tune": "extract_tasks profile_sizes",
         },

@@ -27,9 +27,9 @@ from ekiden.tir.stmt import PrimFunc
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
-    import ekiden.codegen.llvm.emit as emit
+    import ekiden.codegen.llvm.module_emitter as emit
 else:
-    emit = LazyModule("ekiden.codegen.llvm.emit")
+    emit = LazyModule("ekiden.codegen.llvm.module_emitter")
     llvm = LazyModule(
         "llvmlite.binding"
     )  # 15 ms that a program with general kernels does not wait for
