@@ -18,10 +18,11 @@ processes confirm, with results that agree, becomes a record that `compile(recor
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
-from ekiden._lazy import ExportingPackage, attach, load_module
+from ekiden._lazy import attach, load_module
 
 if TYPE_CHECKING:
     from ekiden.tune.candidate import Candidate
@@ -88,9 +89,9 @@ if not TYPE_CHECKING:  # reading records needs no compiler
     )
 
 
-class _CallablePackage(ExportingPackage):
-    """The package module, made callable as `ekiden.tune(model, ...)`, since PEP 562 has no hook for
-    calls.
+class _CallablePackage(ModuleType):
+    """The package called like its function, `ekiden.tune(model, ...)`. Its class is what Python has
+    for that: a module's own `__call__` is not looked up.
     """
 
     def __call__(self, *args: object, **options: object) -> object:
