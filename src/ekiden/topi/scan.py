@@ -17,9 +17,9 @@ from ekiden.kernels.gpu.scan import ATTRIBUTE, Scan
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
+from ekiden.topi.dimensions import normalize_axis, product
 from ekiden.topi.elementwise import elementwise
 from ekiden.topi.reduce import accumulator
-from ekiden.topi.shape import normalize_axis, product
 from ekiden.topi.transform import reshape
 
 ScanOperation = Callable[[PrimExpr, PrimExpr], PrimExpr]

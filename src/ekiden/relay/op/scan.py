@@ -22,8 +22,8 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
 from ekiden.te import Tensor
+from ekiden.topi.dimensions import normalize_axis, product
 from ekiden.topi.reduce import accumulator
-from ekiden.topi.shape import normalize_axis, product
 
 
 @node("relay.attrs.CumsumAttrs")

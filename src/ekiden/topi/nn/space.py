@@ -10,9 +10,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import EQ, PrimExpr, Var, binary, const, logical_and
 from ekiden.te import Tensor
-from ekiden.topi.layout import permute
-from ekiden.topi.nn.conv import guarded
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Dim,
     as_dim,
     as_shape,
@@ -25,6 +23,8 @@ from ekiden.topi.shape import (
     replaced,
     tidy,
 )
+from ekiden.topi.layout import permute
+from ekiden.topi.nn.convolution import guarded
 from ekiden.topi.transform import unravel
 
 DEPTH_ORDERS = ("DCR", "CRD", "CDR")

@@ -30,7 +30,7 @@ from ekiden.frontend.jax.node import (
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_attr, as_dim, equal, known, tidy
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, equal, known, tidy
 
 
 def _static_windows(node: Node) -> Window:
