@@ -9,9 +9,11 @@ from random import Random
 from typing import Any
 
 import fuzz_inputs
+import numpy as np
 import pytest
 from case_kinds import Kind
 from fuzz_inputs import KINDS, Tally
+from onnx import TensorProto, helper, numpy_helper
 
 from ekiden.runtime.errors import InputError
 
@@ -104,3 +106,18 @@ def test_a_worker_that_dies_is_a_find_and_replaced(monkeypatch: pytest.MonkeyPat
     (find,) = tally.finds.values()
     assert find.number == 2 and "signal" in find.place
     assert tally.cases == 5 and tally.outcomes["accepted"] == 4
+
+
+def test_a_signal_that_is_shorter_than_a_frame_has_none() -> None:
+    """ONNX's inference divides towards 0, and says that it has one."""
+    constants = {"step": np.int64(2**40), "length": np.int64(127)}
+    graph = helper.make_graph(
+        [helper.make_node("STFT", ["x", "step", "", "length"], ["y"], onesided=1)],
+        "frames",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 32, 1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 4)],
+        [numpy_helper.from_array(np.array(value), name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    _, load = KINDS["onnx"].start()
+    load(model.SerializeToString())

@@ -8,18 +8,28 @@ import numpy as np
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import OPS, Array, Op
+from ekiden.relay.op._interpreted import InterpretedReference
 from ekiden.runtime.errors import RunError
+from ekiden.tir.step_budget import StepBudget
 
 
 def evaluate_call(
-    op: Op | str, attrs: Attrs | None, arrays: Sequence[object]
+    op: Op | str,
+    attrs: Attrs | None,
+    arrays: Sequence[object],
+    budget: StepBudget | None = None,
 ) -> Array | tuple[Array, ...]:
     """Return the result of an operator on NumPy arrays, by its reference semantics.
 
-    A tuple argument is a tuple of arrays.
+    Args:
+        op: The operator, or its name.
+        attrs: Its attributes.
+        arrays: Its arguments; a tuple argument is a tuple of arrays.
+        budget: What a loop program may take that is interpreted; None for no limit.
 
     Raises:
         RunError: The operator has no reference semantics.
+        StepLimitError: The budget is too small.
     """
     name = op if isinstance(op, str) else op.name
     reference = OPS[name].reference
@@ -29,7 +39,10 @@ def evaluate_call(
         )
     if OPS[name].variadic and len(arrays) == 1 and isinstance(arrays[0], tuple):
         arrays = arrays[0]
-    result = reference(attrs, *arrays)
+    if budget is not None and isinstance(reference, InterpretedReference):
+        result = reference.within(budget, attrs, *arrays)
+    else:
+        result = reference(attrs, *arrays)
     return (
         tuple(map(np.asarray, result)) if isinstance(result, (tuple, list)) else np.asarray(result)
     )

@@ -35,6 +35,7 @@ from ekiden.ir.prim_visitor import children, post_order
 from ekiden.runtime import errors
 from ekiden.tir.c_functions import call_c
 from ekiden.tir.expr import Broadcast, Buffer, BufferAddress, BufferLoad, Ramp, VectorReduce
+from ekiden.tir.step_budget import StepBudget
 from ekiden.tir.stmt import (
     Allocate,
     AssertStmt,
@@ -121,8 +122,11 @@ def _check(array: Array, index: Index, name: str) -> None:
 class _PythonEmitter:
     """An emitter that writes statements as Python lines."""
 
-    def __init__(self, functions: Mapping[str, PrimFunc]) -> None:
+    def __init__(self, functions: Mapping[str, PrimFunc], budget: StepBudget | None) -> None:
         self.functions = functions
+        self.budget = budget
+        self.steps = 0
+        """Nodes evaluated by one execution of the lines so far, without those that loops charge."""
         self.lines: list[str] = []
         self.depth = 0
         self.names: dict[object, str] = {}
@@ -130,7 +134,7 @@ class _PythonEmitter:
 
     def called(self, name: str, *arrays: Array) -> int:
         """Run another function of the module."""
-        run(self.functions[name], *arrays, functions=self.functions)
+        run(self.functions[name], *arrays, functions=self.functions, budget=self.budget)
         return 0
 
     def name(self, binding: Var | Buffer) -> str:
@@ -154,14 +158,22 @@ class _PythonEmitter:
                     self.statement(child, depth)
             case For():
                 low, extent = self.text(s.min), self.text(s.extent)
-                self.put(depth, f"for {self.name(s.loop_var)} in range({low}, {low} + {extent}):")
+                header = f"for {self.name(s.loop_var)} in range({low}, {low} + {extent}):"
+                at, steps = len(self.lines), self.steps
+                self.put(depth, header)
                 self.statement(s.body, depth + 1)
+                if isinstance(s.extent, IntImm):
+                    self.steps = steps + s.extent.value * (self.steps - steps)
+                else:
+                    self.charge(at, depth, steps, f"max({extent}, 0)")
             case While():
                 self.put(depth, "while True:")
+                at, steps = len(self.lines), self.steps
                 self.depth = depth + 1
                 self.put(depth + 1, f"if not {self.text(s.condition)}:")
                 self.put(depth + 2, "break")
                 self.statement(s.body, depth + 1)
+                self.charge(at, depth + 1, steps, "1")
             case IfThenElse():
                 self.put(depth, f"if {self.text(s.condition)}:")
                 self.statement(s.then_case, depth + 1)
@@ -189,6 +201,17 @@ class _PythonEmitter:
                 self.put(depth + 1, f"raise rt.error({s.kind!r})({message})")
             case _:
                 raise TypeError(f"interpreter: {type(s).__name__} must be lowered first")
+
+    def charge(self, at: int, depth: int, before: int, times: str) -> None:
+        """Put a line at `at` that charges the budget for the steps since `before`, so many times.
+
+        They are then no steps of what is around the loop.
+        """
+        if self.budget is not None:
+            steps = self.steps - before + 1
+            charge = self.constant(self.budget.charge)
+            self.lines.insert(at, "    " * depth + f"{charge}(int({times}) * {steps})")
+        self.steps = before + 1
 
     def allocate(self, buffer: Buffer, depth: int) -> None:
         """Emit an allocation filled with NaN or 77, so that reading uninitialised memory shows."""
@@ -239,6 +262,7 @@ class _PythonEmitter:
 
     def node(self, e: PrimExpr, x: list[str]) -> str:
         """Return one node as Python; `x` holds the text of its children."""
+        self.steps += 1
         match e:
             case Var():
                 return self.name(e)
@@ -385,13 +409,26 @@ def _bind(func: PrimFunc, arrays: Sequence[Argument]) -> dict[Var, Any]:
     return values
 
 
-def run(func: PrimFunc, *arrays: Argument, functions: Mapping[str, PrimFunc] | None = None) -> None:
+def run(
+    func: PrimFunc,
+    *arrays: Argument,
+    functions: Mapping[str, PrimFunc] | None = None,
+    budget: StepBudget | None = None,
+) -> None:
     """Run a lowered function on contiguous arrays and numbers; outputs are written in place.
 
-    `functions` are those it may call by name, lowered too. Raises IndexError where the program
-    would access memory outside a buffer.
+    Args:
+        func: The function.
+        arrays: A value for each of its parameters.
+        functions: Those it may call by name, lowered too.
+        budget: What the run may take. Loops of known extents are charged before it begins, others
+            when they are entered.
+
+    Raises:
+        IndexError: The program would access memory outside a buffer.
+        StepLimitError: The run takes more steps than the budget has.
     """
-    source = _PythonEmitter(functions or {})
+    source = _PythonEmitter(functions or {}, budget)
     sizes = _bind(func, arrays)
     for var, size in sizes.items():
         source.values[source.name(var)] = size
@@ -406,6 +443,8 @@ def run(func: PrimFunc, *arrays: Argument, functions: Mapping[str, PrimFunc] | N
         held[buffer] = _as_bytes(array.reshape(-1), buffer.dtype)
         source.values[source.name(buffer)] = held[buffer]
     source.statement(func.body, 0)
+    if budget is not None:
+        budget.charge(source.steps)
     with np.errstate(all="ignore"):
         exec(compile("\n".join(source.lines), f"<{func.name}>", "exec"), source.values)
     for buffer, array in tensors:

@@ -142,3 +142,21 @@ def test_a_large_result_stays_that_something_else_reads(result: str) -> None:
         if isinstance(each, Constant):
             seen = max(seen, each.data.nbytes)
     assert seen < 1 << 20
+
+
+INTERPRETED = {
+    "random": """def @main(%k: Tensor[(10,), uint64]) {{
+      random.normal(%k, 0f, 1f, out_shape=[{n}]).1 }}""",
+    "pooling": """def @main() {{
+      nn.adaptive_avg_pool1d(zeros(shape=[1, 1, {n}], dtype="float32"), output_size=[{n}]) }}""",
+}
+"""Operators without a reference in NumPy."""
+
+
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_results_of_long_interpretation_are_left_to_the_run(name: str) -> None:
+    text, key = INTERPRETED[name], np.arange(10, dtype=np.uint64)
+    for count, is_folded in ((8, True), (130_000, False)):
+        values = {"k": key} if "%k" in text else {}
+        body = main_of(FoldConstant()(program(text.format(n=count), **values))).body
+        assert isinstance(body, Constant) == is_folded

@@ -39,7 +39,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
-from ekiden.tir.transform.vectorize_loops import Vectorizer
+from ekiden.tir.transform.loop_vectorization import Vectorizer
 from ekiden.tir.visitor import sequence
 
 TRANSPOSE_BLOCK_ROWS = 64

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ekiden import te
-from ekiden._lazy import LazyModule
 from ekiden.arith import evaluate
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
@@ -32,13 +31,9 @@ from ekiden.ir.op import (
 )
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.op._declare import Takes, check_dtype, fail, tensor_fields, tensors
+from ekiden.relay.op._interpreted import InterpretedReference, LoopProgram
 from ekiden.te import Tensor
 from ekiden.tir import transform as tir_transform
-
-if TYPE_CHECKING:
-    from ekiden.tir import interpreter
-else:
-    interpreter = LazyModule("ekiden.tir.interpreter")
 
 Compute = Callable[..., "Tensor | Sequence[Tensor]"]
 """(attributes, *tensors) -> a tensor, or several for a tuple. ValueError is a type error."""
@@ -140,22 +135,21 @@ def _numpy(function: Callable[..., Any]) -> Reference:
 
 
 def _interpreted(compute: Compute) -> Reference:
-    def reference(attrs: Attrs | None, *arrays: Array) -> Array | tuple[Array, ...]:
-        """Run the computation's own loop program in the interpreter, for operators that NumPy
-        lacks.
-
-        The result shows what is computed, not that it is right: tests compare it with another
-        implementation.
-        """
+    def program_of(attrs: Attrs | None, arrays: Sequence[Array]) -> LoopProgram:
+        """Return the computation's loop program for arrays of these shapes, and its outputs."""
         inputs = [te.placeholder(a.shape, str(a.dtype), f"x{n}") for n, a in enumerate(arrays)]
         computed = compute(attrs, *inputs)
         outputs = _many(computed)
         shapes = [[evaluate(d, {}) for d in t.shape] for t in outputs]
-        results = [np.empty(n, to_numpy(t.dtype)) for n, t in zip(shapes, outputs, strict=True)]
+        results = tuple(
+            np.empty(n, to_numpy(t.dtype)) for n, t in zip(shapes, outputs, strict=True)
+        )
         # A program without any output elements has nothing to run.
-        if any(r.size for r in results):
-            func = tir_transform.lower(te.create_prim_func([*inputs, *outputs]))
-            interpreter.run(func, *(np.array(a, order="C") for a in arrays), *results)
-        return results[0] if isinstance(computed, Tensor) else tuple(results)
+        func = (
+            tir_transform.lower(te.create_prim_func([*inputs, *outputs]))
+            if any(r.size for r in results)
+            else None
+        )
+        return LoopProgram(func, results, not isinstance(computed, Tensor))
 
-    return reference
+    return InterpretedReference(program_of)

@@ -8,12 +8,10 @@ dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ekiden import te
-from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.intrinsic import row_of
@@ -25,6 +23,7 @@ from ekiden.ir.text import type_text
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type, tensor_type
 from ekiden.relay.expr import Call, Expr, Function, Tuple
 from ekiden.relay.expr import Var as RelayVar
+from ekiden.relay.op._interpreted import InterpretedReference, LoopProgram
 from ekiden.relay.unify import match_dims, size_vars, substitute_dims
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.tir import transform as tir_transform
@@ -40,11 +39,6 @@ from ekiden.tir.visitor import (
     walk,
     with_body,
 )
-
-if TYPE_CHECKING:
-    from ekiden.tir import interpreter
-else:
-    interpreter = LazyModule("ekiden.tir.interpreter")
 
 
 @node("relay.attrs.CallLoweredAttrs")
@@ -222,18 +216,17 @@ def _lowering(
     return te.extern_op(shapes, inputs, build, dtypes, func.name)
 
 
-def _reference(attrs: CallLoweredAttrs, *arrays: Array) -> Array | tuple[Array, ...]:
+def _program_of(attrs: Attrs | None, arrays: Sequence[Array]) -> LoopProgram:
+    assert isinstance(attrs, CallLoweredAttrs)
     kinds = tuple(tensor_type(a.shape, str(a.dtype)) for a in arrays)
     result = _relation([TupleType(kinds)], attrs)
     fields = result.fields if isinstance(result, TupleType) else (result,)
-    outputs = [
+    outputs = tuple(
         np.zeros(field.concrete_shape, to_numpy(field.dtype))
         for field in fields
         if isinstance(field, TensorType)
-    ]
-    func = tir_transform.lower(attrs.func)
-    interpreter.run(func, *(np.asarray(a, order="C") for a in arrays), *outputs)
-    return tuple(outputs) if isinstance(result, TupleType) else outputs[0]
+    )
+    return LoopProgram(tir_transform.lower(attrs.func), outputs, isinstance(result, TupleType))
 
 
 register_op(
@@ -243,7 +236,7 @@ register_op(
         variadic=True,
         attrs=CallLoweredAttrs,
         relation=_relation,
-        reference=_reference,
+        reference=InterpretedReference(_program_of),
         lower=_lowering,
         result="what the loop program writes",
         description="Call a loop program with the tensors that it reads.",

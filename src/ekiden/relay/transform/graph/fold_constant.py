@@ -7,7 +7,7 @@ shape_of(%x)  ->  [2, 3]     %x: Tensor[(2, 3), float32]
 References are NumPy's arithmetic, which may round otherwise than a kernel would have: a folded
 value may differ from that in its last bits. Stateful operators and what has effects stay, as do
 calls that a run would refuse (an index out of range): whether they run at all is for the run to
-say.
+say. So do calls whose reference is an interpreted loop program of more steps than MAX_STEPS.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from ekiden.runtime import environment
 from ekiden.runtime.artifact import mapped_files
 from ekiden.runtime.devices.memory import check_room
 from ekiden.runtime.errors import IndexRangeError, LinAlgError
+from ekiden.tir.step_budget import StepBudget, StepLimitError
 
 if TYPE_CHECKING:
     from concurrent import futures
@@ -70,6 +71,15 @@ row is packed to a vector's width), so that folding does not blow an artifact up
 MAX_INTERMEDIATE_BYTES = 1 << 26
 """A result may be this large where all that is made of it is small again: the hidden layer of a
 perceptron that gives attention its bias. It is gone when folding is done.
+"""
+
+MAX_STEPS = 1 << 22
+"""Steps that an interpreted loop program may take for a call, 0.2 to 2 s. A run of its kernel
+takes about a millisecond then, which does not pay for more.
+"""
+
+UNFOLDABLE = (IndexRangeError, LinAlgError, StepLimitError)
+"""Errors of an evaluation that leave a call to the run, which raises them if it comes there at all.
 """
 
 MIN_SAVED_BYTES = 1 << 12
@@ -230,7 +240,8 @@ def _arrays(call: Call) -> list[Array]:
 def _evaluate(call: Call) -> Array | tuple[Array, ...]:
     assert isinstance(call.op, Op)
     value = _of_type if call.op.definition.shape_only else _value
-    result = evaluate_call(call.op, call.attrs, [value(a) for a in call.args])
+    arguments = [value(a) for a in call.args]
+    result = evaluate_call(call.op, call.attrs, arguments, StepBudget(MAX_STEPS))
     views = [result] if isinstance(result, np.ndarray) else result
     for array in _arrays(call):  # what was computed of a file's need not stay in memory beside it
         if array.nbytes >= MIN_CACHED_BYTES and not any(
@@ -279,8 +290,7 @@ def _fold_call(
         check_room(sum(map(_bytes, kinds)), f"the value of '{call.op.name}'")
     try:
         value = begun.pop(call)() if call in begun else _computed(call)
-    # The error must be raised by the run, and only if the call is evaluated.
-    except (IndexRangeError, LinAlgError):  # of a program that fails, if it comes here at all
+    except UNFOLDABLE:
         return call
     values = value if isinstance(value, tuple) else (value,)
     folded = tuple(_constant(v, k, call.span) for v, k in zip(values, kinds, strict=True))
@@ -496,7 +506,11 @@ def _fold_quantised(body: RelayExpr) -> RelayExpr:
             return new
         if new.attrs is not None and has_symbols(new.attrs):
             return new
-        value = evaluate_call(new.op, new.attrs, [_value(a) for a in new.args])
+        arguments = [_value(a) for a in new.args]
+        try:
+            value = evaluate_call(new.op, new.attrs, arguments, StepBudget(MAX_STEPS))
+        except UNFOLDABLE:
+            return new
         return _constant(value, kind, new.span) if isinstance(value, np.ndarray) else new
 
     return fold_constant(rewrite_graph(fold_constant(body), rewrite))

@@ -62,7 +62,7 @@ from ekiden.relay.expr import (
     TupleGetItem,
     Var,
 )
-from ekiden.relay.transform.graph.fold_constant import can_compute
+from ekiden.relay.transform.graph.fold_constant import MAX_STEPS, UNFOLDABLE, can_compute
 from ekiden.relay.transform.language.chains import Binding, build_lets
 from ekiden.relay.transform.language.dead_code_elimination import drop_unused_bindings
 from ekiden.relay.transform.language.infer_type import InferType
@@ -72,8 +72,8 @@ from ekiden.relay.transform.language.scopes import map_functions, on_body
 from ekiden.relay.transform.language.to_a_normal_form import to_a_normal_form
 from ekiden.relay.unify import size_vars
 from ekiden.relay.visitor import children, map_pattern, pattern_vars, rebuild, type_post_order
-from ekiden.runtime.errors import IndexRangeError, LinAlgError
 from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.tir.step_budget import StepBudget
 
 MAX_DEPTH = 5_000
 """Calls that are unrolled inside each other, before the rest is left as it is."""
@@ -476,9 +476,8 @@ def _fold(call: Call, args: Sequence[StaticValue]) -> StaticValue | None:
     if len(arrays) < len(args) or not can_compute(call.op, call.attrs) or _is_large(call):
         return None
     try:
-        value = evaluate_call(call.op, call.attrs, arrays)
-    # The run must raise the error, and only if it reaches the call.
-    except (IndexRangeError, LinAlgError):  # of a program that fails, if it comes here at all
+        value = evaluate_call(call.op, call.attrs, arrays, StepBudget(MAX_STEPS))
+    except UNFOLDABLE:
         return None
     results = value if isinstance(value, tuple) else (value,)
     if sum(p.size for p in results) > MAX_ELEMENTS:

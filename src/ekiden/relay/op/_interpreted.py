@@ -1,0 +1,66 @@
+"""References of operators that NumPy lacks: the operator's own loop program, interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ekiden._lazy import LazyModule
+from ekiden.ir.attrs import Attrs
+from ekiden.ir.op import Array
+from ekiden.tir.step_budget import StepBudget
+from ekiden.tir.stmt import PrimFunc
+
+if TYPE_CHECKING:
+    from ekiden.tir import interpreter
+else:
+    interpreter = LazyModule("ekiden.tir.interpreter")
+
+
+class LoopProgram(NamedTuple):
+    """A lowered function, the arrays that it writes, and whether they are fields of a tuple.
+
+    func is None where nothing is to be written.
+    """
+
+    func: PrimFunc | None
+    outputs: tuple[Array, ...]
+    is_tuple: bool
+
+
+@dataclass(frozen=True)
+class InterpretedReference:
+    """A reference (attributes, *arrays) that runs the program of its operands in the interpreter.
+
+    The result shows what is computed, not that it is right: tests compare it with another
+    implementation.
+    """
+
+    program_of: Callable[[Attrs | None, Sequence[Array]], LoopProgram]
+
+    def __call__(
+        self,
+        attrs: Attrs | None,
+        *arrays: Any,  # noqa: ANN401
+    ) -> Array | tuple[Array, ...]:
+        """Return the results, however long it takes."""
+        return self.within(None, attrs, *arrays)
+
+    def within(
+        self,
+        budget: StepBudget | None,
+        attrs: Attrs | None,
+        *arrays: Any,  # noqa: ANN401
+    ) -> Array | tuple[Array, ...]:
+        """Return the results. Raises StepLimitError where they take more steps than a budget."""
+        func, outputs, is_tuple = self.program_of(attrs, arrays)
+        if func is not None:
+            inputs = (np.array(a, order="C") for a in arrays)
+            interpreter.run(func, *inputs, *outputs, budget=budget)
+        return outputs if is_tuple else outputs[0]
+
+
+__all__ = ["InterpretedReference", "LoopProgram"]
