@@ -448,9 +448,12 @@ class _InjectiveNest:
         load: BufferLoad,
         size: int,
     ) -> Stmt:
-        """Transpose register tiles for `count` steps of `walked`, and the remainders at two sides
-        element by element.
+        """Transpose register tiles for `count` steps of `walked`. Of known sizes the last tiles
+        overlap those before, whose elements they compute once more; of others the remainders at two
+        sides are transposed element by element.
         """
+        if isinstance(inner.extent, IntImm) and isinstance(walked.extent, IntImm):
+            return self._overlapping_tiles(inner, walked, begin, count, load, size)
         strip, tile, row, column = Var("strip"), Var("tile"), Var("row"), Var("column")
         strips, tiles = simplify(inner.extent // size), simplify(count // size)
         across, down = simplify(strips * size), simplify(tiles * size)
@@ -468,6 +471,28 @@ class _InjectiveNest:
             For(row, const(0), count, serially,
                 For(column, const(0), simplify(inner.extent - across), serially, beside)),
         )  # fmt: skip
+
+    def _overlapping_tiles(
+        self,
+        inner: Axis,
+        walked: Axis,
+        begin: PrimExpr,
+        count: PrimExpr,
+        load: BufferLoad,
+        size: int,
+    ) -> Stmt:
+        """Transpose register tiles, none of which is larger than an axis: the last of an axis ends
+        where the axis does.
+        """
+        strip, tile = Var("strip"), Var("tile")
+        strips, tiles = (simplify((n + (size - 1)) // size) for n in (inner.extent, count))
+        first = {
+            inner.var: simplify(minimum(strip * size, inner.extent - size)),
+            walked.var: simplify(begin + minimum(tile * size, count - size)),
+        }
+        body = self._tile(first, inner, walked, load, size)
+        return For(strip, const(0), strips, ForKind.SERIAL,
+                   For(tile, const(0), tiles, ForKind.SERIAL, body))  # fmt: skip
 
     def _tile(
         self, first: dict[Var, PrimExpr], inner: Axis, walked: Axis, load: BufferLoad, size: int
