@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from typing import Any
 
@@ -227,3 +229,26 @@ def test_rounding_in_floats_is_an_operator() -> None:
     wrong = simulated_quantize(relay.var("x", shape=(2,), dtype="float16"), *steps)
     with pytest.raises(ekiden.TypeInferenceError, match="'data' must be float32, got float16"):
         relay.transform.InferType()(module_of(wrong))
+
+
+FRESH_PROCESS = """
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from ekiden import relay
+
+weight = numpy_helper.from_array(np.ones((16, 8), np.float32), "w")
+x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (4, 16))
+y = helper.make_tensor_value_info("y", TensorProto.FLOAT, (4, 8))
+node = helper.make_node("MatMul", ["x", "w"], ["y"])
+graph = helper.make_graph([node], "g", [x], [y], [weight])
+model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+module, params = relay.frontend.from_onnx(model)
+with relay.quantize.qconfig(skip_dense_layer=False):
+    assert "qnn.dense" in str(relay.quantize.quantize(module, params))
+"""
+
+
+def test_a_program_that_named_nothing_of_the_dialect_is_quantised() -> None:
+    """Rules load late: a program imported from ONNX stayed in floats without a word."""
+    subprocess.run([sys.executable, "-c", FRESH_PROCESS], check=True)

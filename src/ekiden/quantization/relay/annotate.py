@@ -32,6 +32,7 @@ from ekiden.relay.transform.language.scopes import (
     on_body,
     rewrite_graph,
 )
+from ekiden.relay.transform.quantization.fake_quantization_to_integer import load_rules
 from ekiden.relay.visitor import children
 
 __all__ = ["SIMULATED_QUANTIZE", "annotate"]
@@ -180,6 +181,7 @@ def _useful(order: Sequence[RelayExpr], is_wanted: Callable[[Call, str], bool]) 
 def annotate() -> Pass:
     """Return the annotation pass under the current `qconfig`."""
     config = current_qconfig()
+    load_rules()
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Insert simulated quantization, and infer types again."""

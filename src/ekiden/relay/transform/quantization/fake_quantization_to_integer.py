@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from ekiden.ir.affine_type import AffineType, TensorAffineType, TupleAffineType
@@ -47,10 +48,16 @@ from ekiden.runtime.errors import CompileError
 LOG = logging.getLogger(__name__)
 
 
+def load_rules() -> None:
+    """Register the rules of Ekiden's operators: what no program has named is not loaded."""
+    import_module("ekiden.relay.qnn.affine_rules")
+
+
 class _Rules:
     """The rules that one run of the pass may use."""
 
     def __init__(self, optional: Iterable[str]) -> None:
+        load_rules()
         more = OP_ATTRS.get(OPTIONAL, {})
         self.of = {name: more[name] for name in optional if name in more}
         self.of |= OP_ATTRS.get(RULES, {})
