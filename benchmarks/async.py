@@ -52,7 +52,7 @@ def towers(layer: Layer, width: int, depth: int, count: int = 2) -> IRModule:
 
 
 def programs(paths: list[str]) -> Iterator[tuple[str, IRModule | str]]:
-    """Yield names and models."""
+    """Yield the benchmark programs with their names."""
     yield "two towers, 8 x dense 128", towers(dense, 128, 8)
     yield "two towers, 8 x dense 512", towers(dense, 512, 8)
     yield "two towers, 8 x sort 4096", towers(ordered, 4096, 8)
@@ -69,10 +69,11 @@ def sample(exe: Executable) -> list[np.ndarray]:
 
 
 def min_times(runs: list[Callable[[], object]], rounds: int) -> list[float]:
-    """Return the minimum microseconds of each run, measured in turns."""
+    """Return the minimum duration of each run in microseconds, measured alternately."""
     best = [float("inf")] * len(runs)
     for _ in range(rounds):
         for i, run in enumerate(runs):
+            # Untimed: the run before has evicted this one's data from the caches.
             run()
             start = time.perf_counter()
             run()
@@ -81,7 +82,7 @@ def min_times(runs: list[Callable[[], object]], rounds: int) -> list[float]:
 
 
 def latencies(exe: Executable, callers: int) -> np.ndarray:
-    """Return the microseconds of all calls by several concurrent callers."""
+    """Return the latencies in microseconds of all calls by concurrent callers."""
     inputs = sample(exe)
     samples: list[float] = []
 

@@ -26,7 +26,7 @@ Run = Callable[[], object]
 
 
 def program() -> relay.IRModule:
-    """Return attention of any length, built from operators."""
+    """Return multi-head attention of a dynamic sequence length as single operators."""
     length = relay.SizeVar("length", "int64")
     params = [relay.var(n, shape=(1, length, HEADS, DEPTH)) for n in ("query", "key", "value")]
     query, key, value = (
@@ -40,7 +40,7 @@ def program() -> relay.IRModule:
 
 
 def engines(arrays: list[Array]) -> dict[str, Run]:
-    """Return what is compared, ours first."""
+    """Return one run per engine by name, Ekiden's first."""
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(1)
@@ -57,7 +57,7 @@ def engines(arrays: list[Array]) -> dict[str, Run]:
 
 
 def min_times(runs: dict[str, Run], seconds: float) -> dict[str, float]:
-    """Return the minimum seconds of each run, measured in turns."""
+    """Return the minimum duration of each run in seconds, measured alternately."""
     best = dict.fromkeys(runs, float("inf"))
     end = time.monotonic() + seconds
     while time.monotonic() < end:

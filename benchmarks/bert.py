@@ -13,7 +13,7 @@ WIDTH, HEADS, LAYERS, INNER, WORDS, POSITIONS = 768, 12, 12, 3072, 30522, 512
 
 
 class _Network:
-    """Builds layers over tensors of shape (batch, sequence, WIDTH)."""
+    """Builder of BERT layers over tensors of shape (batch, sequence, WIDTH)."""
 
     def __init__(self, batch: relay.SizeVar | int, sequence: relay.SizeVar | int) -> None:
         self.rng = np.random.default_rng(0)
@@ -30,7 +30,7 @@ class _Network:
         return op.nn.layer_norm(x, self.weight(WIDTH), self.weight(WIDTH), epsilon=1e-12)
 
     def heads(self, x: relay.Expr, *axes: int) -> relay.Expr:
-        """Split (batch, sequence, WIDTH) into one matrix per head."""
+        """Split (batch, sequence, WIDTH) into (batch, heads, sequence, depth) matrices."""
         split = op.reshape(x, (self.batch, self.sequence, HEADS, WIDTH // HEADS))
         turned = op.transpose(split, axes)
         rows, columns = (

@@ -27,13 +27,13 @@ Measure = Callable[[], float]
 
 
 def inputs(length: int) -> tuple[np.ndarray, ...]:
-    """Return words, kinds and mask."""
+    """Return token ids, segment ids and attention mask of one sequence."""
     words = np.random.default_rng(1).integers(0, WORDS, (1, length), dtype=np.int64)
     return words, np.zeros((1, length), np.int64), np.ones((1, length), np.float32)
 
 
 def whole_run(machine: VirtualMachine, length: int) -> Measure:
-    """Measure runs of a compiled network."""
+    """Return a function that measures a run of the compiled network in seconds."""
     feed = inputs(length)
 
     def measure() -> float:
@@ -45,8 +45,8 @@ def whole_run(machine: VirtualMachine, length: int) -> Measure:
 
 
 def kernels_of(machine: VirtualMachine, length: int) -> Measure:
-    """Measure only the kernel calls of a run of the same machine, in the memory that its
-    runs use.
+    """Return a function that measures the kernel calls of a run alone, on the memory that the run
+    uses.
     """
     feed = inputs(length)
     exe = machine.executable
@@ -69,12 +69,14 @@ def kernels_of(machine: VirtualMachine, length: int) -> Measure:
 
 
 def minima(measures: dict[str, Measure], rounds: int) -> dict[str, float]:
-    """Return the minimum seconds of each measurement over rounds, after two warm-up rounds. Each
-    runs once before it counts, since the previous one left other weights in the caches.
+    """Return the minimum of each measurement in seconds over alternating rounds, after two warm-up
+    rounds. Each runs once before it counts, since the previous one left other weights in the
+    caches.
     """
     best = {name: float("inf") for name in measures}
     for round_index in range(rounds + 2):
         for name, measure in measures.items():
+            # Untimed: warms the caches after the other measurements.
             measure()
             seconds = measure()
             if round_index >= 2:

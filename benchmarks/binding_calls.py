@@ -293,7 +293,9 @@ int main(int argc, char **argv) {
 
 @dataclass(frozen=True)
 class Program:
-    """A row of the table: the language, the engine called, and how to build and run the program."""
+    """Benchmark program of one language binding: the language, the engine called, and a function
+    that builds its command.
+    """
 
     language: str
     engine: str
@@ -393,7 +395,7 @@ def _java(folder: Path) -> tuple[Command, Mapping[str, str]]:
 
 
 def programs(npm: Path) -> list[Program]:
-    """Return all rows, each peer below what it is compared with."""
+    """Return all benchmark programs, each followed by the peer engines in the same language."""
     return [
         Program("python", "ekiden", _python(EKIDEN_PYTHON)),
         Program("python", "onnxruntime", _python(ORT_PYTHON)),

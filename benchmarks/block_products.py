@@ -34,7 +34,7 @@ MIN_COMPUTE_BOUND_ROWS = 16
 
 
 def placed(array: np.ndarray) -> Tensor:
-    """Copy an array into memory allocated by the runtime, in huge pages if it is large."""
+    """Copy an array into runtime-allocated memory, in huge pages if it is large."""
     copy = empty(array.shape, str(array.dtype))
     copy.numpy()[...] = array
     return copy
@@ -43,8 +43,8 @@ def placed(array: np.ndarray) -> Tensor:
 def product(
     row: BlockFormat, rows: int, options: argparse.Namespace, target: Target
 ) -> tuple[Call, int, str]:
-    """Return a function that runs all products, their number, and the decision; the results are
-    checked.
+    """Return a function that runs the products of all weights once, their number, and the decision;
+    results are checked first.
     """
     size = options.size
     random = np.random.default_rng(0)
@@ -62,6 +62,7 @@ def product(
         if rows >= MIN_COMPUTE_BOUND_ROWS
         else max(1, options.megabytes * 1_000_000 // plain.nbytes)
     )
+    # Enough copies of the weight to exceed the last-level cache: decoding reads each weight once.
     weights = [placed(packed) for _ in range(count)]
     data_copy, output = placed(x), placed(np.zeros((rows, size), np.float32))
     kernel(data_copy, weights[-1], output)
@@ -79,7 +80,7 @@ def product(
 
 
 def reader(megabytes: int, threads: int, target: Target) -> tuple[Call, int]:
-    """Return a function that reads this much memory, and the number of bytes."""
+    """Return a function that reads this many megabytes, and the number of bytes."""
     elements = megabytes * 1_000_000 // 4 // (4096 * threads) * 4096 * threads
     kernel, _ = build(reading(elements, threads, target), target)
     source = placed(np.ones(elements, np.float32))
@@ -88,7 +89,7 @@ def reader(megabytes: int, threads: int, target: Target) -> tuple[Call, int]:
 
 
 def min_times(calls: list[Call], rounds: int, clock: Callable[[], float]) -> list[float]:
-    """Return the minimum seconds of each call, measured in turns."""
+    """Return the minimum duration of each call in seconds, measured alternately."""
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for n, call in enumerate(calls):

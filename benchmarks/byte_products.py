@@ -65,9 +65,7 @@ def linked(func: PrimFunc, target: Target) -> Callable[..., object]:
 
 
 def peak(target: Target) -> tuple[Call, int]:
-    """Return a loop of independent sums, and its number of operations: a word is one dot product,
-    or two sums.
-    """
+    """Return a loop of independent dot-product accumulations, and its number of multiply-adds."""
     loop = words_loop(target, "int8")
     assert loop is not None, target
     func, work = loop
@@ -77,9 +75,7 @@ def peak(target: Target) -> tuple[Call, int]:
 
 
 def ours(x: np.ndarray, w: np.ndarray, target: Target) -> tuple[Call, str]:
-    """Return a product as a layer with that weight computes it, checked against integers, with how
-    words are multiplied and how many are multiplied twice.
-    """
+    """Return a checked uint8 x int8 product with a constant weight, and how it multiplies words."""
     (m, k), n = x.shape, len(w)
     plain = Product(m, n, k // WORD, "uint8")
     narrow, listed_words = replace(plain, dtype=NARROW), None
@@ -107,8 +103,8 @@ def ours(x: np.ndarray, w: np.ndarray, target: Target) -> tuple[Call, str]:
 
 
 def theirs(x: np.ndarray, w: np.ndarray, exact: bool) -> Call:
-    """Return ONNX Runtime's MatMulInteger with a constant weight: by default, or configured to be
-    exact.
+    """Return ONNX Runtime's MatMulInteger with a constant weight, either with its default
+    saturation or exact.
     """
     node = helper.make_node("MatMulInteger", ["x", "w"], ["y"])
     input_info = helper.make_tensor_value_info("x", TensorProto.UINT8, x.shape)
@@ -120,6 +116,7 @@ def theirs(x: np.ndarray, w: np.ndarray, exact: bool) -> Call:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
+    # By default ONNX Runtime's U8S8 kernels saturate at 16 bits on processors without VNNI.
     if exact:
         options.add_session_config_entry(EXACT, "1")
     run = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
@@ -127,7 +124,7 @@ def theirs(x: np.ndarray, w: np.ndarray, exact: bool) -> Call:
 
 
 def min_times(calls: dict[str, tuple[Call, int]], rounds: int) -> dict[str, float]:
-    """Return the minimum seconds of each call, measured in turns."""
+    """Return the minimum duration of each call in seconds, measured alternately."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds):
         for name, (call, repeat) in calls.items():
@@ -152,7 +149,7 @@ def main() -> None:
 
 
 def print_table(target: Target, options: argparse.Namespace) -> None:
-    """Print a line for each shape, for one class of processor."""
+    """Print the share of the peak for each shape on one processor class."""
     rng = np.random.default_rng(0)
     loop, work = peak(target)
     print(f"\n{target.cpu}, products of bytes: {target}")
@@ -165,6 +162,8 @@ def print_table(target: Target, options: argparse.Namespace) -> None:
         x = rng.integers(0, 256, (m, k)).astype(np.uint8)
         wide = rng.standard_normal((n, k)) * spread if spread else rng.integers(-128, 128, (n, k))
         w = np.clip(np.rint(wide), -128, 127).astype(np.int8)
+        # Small products are repeated to at least 40 million operations, above the clock's
+        # resolution.
         repeat = max(1, int(4e7 // (2 * m * n * k)))
         kernel, how = ours(x, w, target)
         calls = {"ours": (kernel, repeat), "peak": (loop, 1)}

@@ -55,7 +55,7 @@ def pair(text: str, ours: dict[str, object], theirs: dict[str, object]) -> tuple
 
 
 def rows(library: Path) -> dict[str, tuple[Timer, Timer]]:
-    """Return the measurements: labels with the two timers."""
+    """Return the timers of both packages for each kind of call, by label."""
     our_module, their_module = runtime.load_module(library), tvm_ffi.load_module(str(library))
     ours: dict[str, object] = {"f": our_module["noop"], "call_back": our_module["call_back"]}
     theirs: dict[str, object] = {"f": their_module["noop"], "call_back": their_module["call_back"]}
@@ -90,7 +90,7 @@ def rows(library: Path) -> dict[str, tuple[Timer, Timer]]:
 
 
 def measure(timers: tuple[Timer, Timer], rounds: int) -> tuple[float, float]:
-    """Return the nanoseconds of one call: ours and theirs."""
+    """Return the minimum nanoseconds of one call in both packages."""
     samples: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         for timer, times in zip(timers, samples, strict=True):

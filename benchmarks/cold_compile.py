@@ -97,12 +97,12 @@ MARKS = "<!-- phases -->\n", "<!-- end of phases -->\n"
 
 
 def group_of(path: list[str]) -> str:
-    """Return the column of a phase: that of the innermost phase that has one."""
+    """Return the column of a phase path: that of its innermost grouped phase."""
     return next((GROUPS[name] for name in reversed(path) if name in GROUPS), "passes")
 
 
 def run(python: str, path: Path, tier: str, feed: Path, watched: bool) -> dict[str, object]:
-    """Return what a separate process reports."""
+    """Compile a model in a fresh process, and return the figures that it reports."""
     with tempfile.TemporaryDirectory() as cache:
         environment = dict(os.environ, EKIDEN_CACHE_DIR=cache)
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -116,7 +116,7 @@ def run(python: str, path: Path, tier: str, feed: Path, watched: bool) -> dict[s
 
 
 def compile_cold(python: str, path: Path, tier: str, feed: Path) -> dict[str, float]:
-    """Return the figures of a row."""
+    """Return the CPU seconds by phase of a compilation with empty caches."""
     watched = run(python, path, tier, feed, watched=True)
     columns: dict[str, float] = defaultdict(float)
     phases = watched["phases"]
@@ -126,6 +126,7 @@ def compile_cold(python: str, path: Path, tier: str, feed: Path) -> dict[str, fl
     for name in ("imports", "load", "run"):
         columns[name] += float(str(watched[name]))
     columns["all"] = sum(columns[name] for name in COLUMNS)
+    # Instrumentation costs time: the clock and the peak come from a run without it.
     alone = run(python, path, tier, feed, watched=False)
     return dict(columns) | {name: float(str(alone[name])) for name in ("clock", "peak")}
 
@@ -150,7 +151,7 @@ def line(name: str, texts: list[str]) -> str:
 
 
 def page_rows(table: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
-    """Return the page's table, with before and after rows."""
+    """Return the Markdown table with rows for both checkouts."""
     lines = [f"| model | | {' | '.join(HEADS)} |", "|---|---|" + "---|" * len(HEADS)]
     for model, rows in table.items():
         for when in ("before", "after"):
@@ -162,7 +163,7 @@ def page_rows(table: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[st
 def write_page(
     path: Path, machine: str, table: Mapping[str, Mapping[str, Mapping[str, float]]]
 ) -> None:
-    """Write the table between the markers of a page."""
+    """Replace the table between the markers of a page."""
     before, _, after_begin = path.read_text().partition(MARKS[0])
     after = after_begin.partition(MARKS[1])[2]
     body = "\n".join([f"{machine}; each figure the least of its rounds.", "", *page_rows(table)])
@@ -210,7 +211,7 @@ def main(arguments: list[str]) -> int:
 def measured(
     model: Path, configurations: Mapping[str, tuple[str, str]], rounds: int, inputs: Feed
 ) -> dict[str, dict[str, float]]:
-    """Measure a model in all configurations, in turns."""
+    """Measure a model in all configurations, alternating between them."""
     runs: dict[str, list[dict[str, float]]] = {when: [] for when in configurations}
     with tempfile.TemporaryDirectory() as folder:
         feed = Path(folder, "feed")

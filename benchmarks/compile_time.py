@@ -49,8 +49,8 @@ COLUMNS = ("cold", "kernels", "again", "artifact", "load")
 
 
 def seconds(program: str, *args: str, cache: str, limit: str = "0") -> list[float]:
-    """Return the numbers that a fresh process running `program` prints; `limit` is the artifact
-    cache limit.
+    """Return the numbers that `program` prints in a fresh process with this cache folder and size
+    limit.
     """
     environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, EKIDEN_CACHE_LIMIT=limit)
     command = [sys.executable, "-c", program, *args]
@@ -59,7 +59,7 @@ def seconds(program: str, *args: str, cache: str, limit: str = "0") -> list[floa
 
 
 class Network:
-    """A builder of ONNX models with random weights."""
+    """Builder of an ONNX model with random weights."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -84,7 +84,7 @@ class Network:
         return name
 
     def save(self, path: Path, input_info: onnx.ValueInfoProto, result: str) -> Path:
-        """Write the model that computes `result`."""
+        """Write the model that computes `result` to a file."""
         y = helper.make_tensor_value_info(result, TensorProto.FLOAT, None)
         graph = helper.make_graph(self.nodes, path.stem, [input_info], [y], self.weights)
         opset = helper.make_opsetid("", 20)
@@ -142,11 +142,12 @@ def bert_base(path: Path) -> Path:
 
 
 def measure(model: Path, scratch: Path) -> None:
-    """Print a row of medians for a model."""
+    """Print a row of median compile and load times for a model."""
     saved, args = str(scratch / "model.eki"), (str(model), str(scratch / "model.eki"))
     caches = [str(scratch / f"{model.stem}{run}") for run in range(COLD)]
     cold = [seconds(COMPILE, *args, "1", cache=cache_dir) for cache_dir in caches]
     warm = [seconds(COMPILE, *args, "2", cache=caches[0]) for _ in range(WARM)]
+    # One run more than is counted: the first fills the artifact cache.
     cached = [seconds(COMPILE, *args, "1", cache=caches[0], limit="4G") for _ in range(1 + WARM)]
     load = [seconds(LOAD, saved, cache=caches[0]) for _ in range(LOADS)]
     size = Path(saved).stat().st_size / 1e6

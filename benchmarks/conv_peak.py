@@ -55,7 +55,10 @@ SHAPES = [   # height = width, in channels, out channels, kernel, stride, how of
 def convolution(
     size: int, c: int, o: int, k: int, stride: int, target: Target
 ) -> tuple[Kernel, list[Tensor], float, str]:
-    """Return a kernel with its arguments, the milliseconds it took to compile, and the decision."""
+    """Return a convolution kernel with its arguments, the milliseconds of compiling it, and its
+    decision.
+    """
+    # As an implicit matrix product: pixels x out channels, reduced over k * k * c.
     pixels, pad = (size // stride) ** 2, k // 2
     tile = FAMILIES["conv_nhwc_pack"].panel_of(Product(pixels, o, c * k * k), target, {})
     start = time.thread_time()
@@ -74,7 +77,9 @@ def convolution(
 
 
 def print_table(name: str, options: argparse.Namespace) -> None:
-    """Print a line per convolution and the sum over the network, for one class of processor."""
+    """Print the share of the peak of each convolution, and of the whole network, on one processor
+    class.
+    """
     target, clock = class_target(name, options.threads), clock_for(options.threads)
     limit, work = shared_peak(target, options.threads), peak_work(target) * options.threads
     total = ideal = 0.0

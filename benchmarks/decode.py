@@ -71,7 +71,7 @@ FIRST_PLAIN_TOKEN = 300
 
 @dataclass(frozen=True)
 class RandomCheckpoint:
-    """A checkpoint with random weights; product weights are in `format`."""
+    """Llama checkpoint of random weights; weights of matrix products are in `format`."""
 
     size: str = "135M"
     format: str = "float32"
@@ -102,7 +102,7 @@ class RandomCheckpoint:
 
     @property
     def bytes(self) -> int:
-        """Return the size of all product weights, each of which is read once per token."""
+        """Return the bytes of all product weights, each of which is read once per token."""
         block_format = BLOCK_FORMATS.get(self.format)
         bits = block_format.bits_per_value if block_format else 32
         return int(sum(math.prod(s) for s in self._shapes().values() if len(s) > 1) * bits / 8)
@@ -119,7 +119,7 @@ class RandomCheckpoint:
 
 
 def gguf_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters and a vocabulary under GGUF names."""
+    """Return the GGUF metadata: hyperparameters and a vocabulary."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256))]
     types = [2, 3, 3] + [6] * 256
     more = config["vocab_size"] - len(tokens)
@@ -143,7 +143,9 @@ def gguf_entries(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gguf_weight(config: Mapping[str, Any], weight: Weight) -> Weight:
-    """Return a tensor under its GGUF name, with query and key rows in pairs."""
+    """Return a tensor under its GGUF name, with query and key rows permuted to interleaved rotary
+    pairs.
+    """
     name, data = weight.name.removesuffix(".weight"), weight.data
     layer = ""
     if name.startswith("model.layers."):
@@ -151,6 +153,7 @@ def gguf_weight(config: Mapping[str, Any], weight: Weight) -> Weight:
         layer = f"blk.{number}."
     heads = {"self_attn.q_proj": "num_attention_heads", "self_attn.k_proj": "num_key_value_heads"}
     if name in heads:
+        # GGUF's llama layout interleaves the two halves that rotary embeddings rotate together.
         pairs = data.reshape(config[heads[name]], 2, -1, *data.shape[1:])
         data = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(data.shape))
     return Weight(f"{layer}{GGUF_NAMES[name]}.weight", weight.format, weight.shape, data)
@@ -214,6 +217,7 @@ def of_genai(folder: Path, threads: int) -> Engine:
 
     settings = folder / "genai_config.json"
     settings_json = json.loads(settings.read_text())
+    # onnxruntime-genai takes the number of threads from its configuration file only.
     settings_json["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
     settings.write_text(json.dumps(settings_json))
     model = genai.Model(str(folder))
@@ -233,7 +237,7 @@ def of_genai(folder: Path, threads: int) -> Engine:
 
 
 def of_memory(threads: int) -> Engine:
-    """Return an engine that only reads memory."""
+    """Return a pseudo-engine that only reads memory, as the bandwidth limit."""
     slices = np.array_split(np.ones(READ_BYTES // 8, np.int64), threads)
     pool = ThreadPoolExecutor(threads)
     return lambda count: None, lambda: [*pool.map(np.max, slices)].clear()
@@ -246,8 +250,8 @@ def memory() -> int:
 
 
 def serve(engine: Engine, clock: Callable[[], float]) -> None:
-    """Answer requests {"read": tokens} and {"step": tokens}, one per line, as decode_llama.mjs
-    does.
+    """Answer the JSON lines {"read": tokens} and {"step": tokens} with durations, as
+    decode_llama.mjs does.
     """
     read, step = engine
     for line in sys.stdin:
@@ -261,7 +265,7 @@ def serve(engine: Engine, clock: Callable[[], float]) -> None:
 
 
 class Worker:
-    """An engine in a process."""
+    """Engine in a process of its own."""
 
     def __init__(self, name: str, command: Sequence[str], weights: int = 0) -> None:
         self.name, self.weights = name, weights
@@ -291,7 +295,9 @@ class Worker:
         self.process.wait()
 
     def speed(self, bytes: int) -> float:
-        """Return the bytes per second if a step at the first length reads so many bytes."""
+        """Return the bytes read per second, if a step at the shortest context reads this many
+        bytes.
+        """
         return 1e3 * bytes / statistics.median(self.steps[CONTEXTS[0]])
 
     def show(self, threads: int, bandwidth: float) -> None:
@@ -308,7 +314,7 @@ class Worker:
 
 
 def take_turns(workers: Sequence[Worker], rounds: int, prompts: Sequence[int]) -> None:
-    """Measure all workers."""
+    """Measure all engines alternately."""
     for worker in workers:
         worker.ask(read=32)
         worker.ask(step=2)

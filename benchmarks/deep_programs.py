@@ -27,7 +27,7 @@ Stages = dict[str, float]
 
 
 def adds(length: int) -> IRModule:
-    """Return `add(add(... add(%x, %y) ..., %y), %y)`."""
+    """Return a chain of `length` nested adds. add(%x, %y) ..., %y), %y)`."""
     x, y = var("x", shape=(8,)), var("y", shape=(8,))
     body: Expr = x
     for _ in range(length):
@@ -36,7 +36,7 @@ def adds(length: int) -> IRModule:
 
 
 def lets(length: int) -> IRModule:
-    """Return `let %v = add(%x, %y); let %v_1 = add(%v, %y); ...`."""
+    """Return a chain of `length` let-bound adds."""
     x, y = var("x", shape=(8,)), var("y", shape=(8,))
     names: list[Var] = [x]
     values: list[Expr] = []
@@ -50,7 +50,7 @@ def lets(length: int) -> IRModule:
 
 
 class _Clock:
-    """Records the time of stages."""
+    """Timer of compilation stages."""
 
     def __init__(self) -> None:
         self.stages: Stages = {}
@@ -64,7 +64,7 @@ class _Clock:
 
 
 def measure(make: Callable[[int], IRModule], length: int) -> Stages:
-    """Return the seconds of each stage."""
+    """Return the seconds of each compilation stage of a program of this length."""
     clock, module = _Clock(), make(length)
     texts: list[str] = []
     clock.run("infer type", lambda: infer_type(module))

@@ -51,7 +51,7 @@ def _fetching(options: argparse.Namespace) -> Any:  # noqa: ANN401
 
 
 def run(options: argparse.Namespace) -> None:
-    """Append a line for each model without one."""
+    """Append a result line for each model that has none."""
     have = {line["id"] for line in _lines(options.out)}
     for entry in entries(options):
         if entry["id"] in have:
@@ -67,7 +67,7 @@ def _lines(path: Path) -> list[Line]:
 
 
 def _apart(name: str, options: argparse.Namespace) -> Line:
-    """Return the result of a model from a separate process."""
+    """Return the result line of a model that is run in a separate process."""
     arguments = ["one", str(options.manifest), "--only", name, "--device", options.device,
              "--cases", options.cases, "--rounds", str(options.rounds)]  # fmt: skip
     memory_limit = options.gigabytes << 30
@@ -90,7 +90,7 @@ def _apart(name: str, options: argparse.Namespace) -> Line:
 
 
 def one(options: argparse.Namespace) -> None:
-    """Print the line of a model, in its separate process."""
+    """Print the result line of one model, in its separate process."""
     (entry,) = entries(options)
     fetching = _fetching(options)
     file = fetching.fetch([entry], options.cache)[entry["id"]]
@@ -100,6 +100,7 @@ def one(options: argparse.Namespace) -> None:
     exe = ekiden.compile(path, options.device)
     line: Line = {"compile_s": round(time.perf_counter() - start, 2)}
     exact = onnxruntime.SessionOptions()
+    # Exact int8 products in the reference: otherwise saturation would count as our error.
     exact.add_session_config_entry("session.x64quantprecision", "1")
     peer = onnxruntime.InferenceSession(path, exact, providers=["CPUExecutionProvider"])
     tolerance = entry.get("tolerance") or TOLERANCE
@@ -116,7 +117,7 @@ def one(options: argparse.Namespace) -> None:
 
 
 def _times(exe: ekiden.Executable, feed: Mapping[str, Array], rounds: int) -> list[float]:
-    """Return the seconds of calls, results fetched: the first has the device's compiler in it."""
+    """Return the seconds of calls with outputs fetched; the first includes the device compiler."""
     spent = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
@@ -132,8 +133,8 @@ def results(exe: ekiden.Executable, feed: Mapping[str, Array]) -> list[Array]:
 
 
 def error(expected: Sequence[Array], actual: Sequence[Array], tolerance: Sequence[float]) -> float:
-    """Return the largest difference in multiples of the tolerance; infinite for different
-    shapes.
+    """Return the largest difference of any output in multiples of the tolerance; infinite for
+    different shapes.
     """
     if [w.shape for w in expected] != [f.shape for f in actual]:
         return float("inf")

@@ -44,7 +44,7 @@ def convolutions() -> relay.IRModule:
 
 
 def elements() -> relay.IRModule:
-    """Return functions of four million elements, and their sum."""
+    """Return transcendental functions of four million elements, and their sum."""
     x = relay.var("x", shape=(1 << 22,))
     y = relay.sum(relay.tanh(relay.exp(x * relay.const(0.5)) - relay.const(1.0)))
     return relay.IRModule.from_expr(relay.Function((x,), y))
@@ -58,7 +58,7 @@ MODELS: dict[str, Callable[[], relay.IRModule]] = {
 
 
 def fetched(executable: ekiden.Executable, x: np.ndarray) -> None:
-    """Run and copy the result to the host."""
+    """Run an executable, and copy its result to the host."""
     result = executable(x)
     assert isinstance(result, ekiden.runtime.Tensor)
     result.numpy()

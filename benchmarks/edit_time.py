@@ -31,7 +31,7 @@ EDITED_RELU = 8
 
 
 class Edit(relay.ExprMutator):
-    """A rewrite of the n-th call of an operator."""
+    """Expression mutator that rewrites the n-th call of an operator."""
 
     def __init__(self, name: str, number: int, write: Callable[[Expr], Expr]) -> None:
         super().__init__()
@@ -48,11 +48,12 @@ class Edit(relay.ExprMutator):
 
 
 def edits(function: Function) -> Iterator[tuple[str, Function]]:
-    """Yield (kind, edited model) endlessly."""
+    """Yield pairs (kind, edited model) endlessly."""
     heads = (relay.nn.log_softmax, relay.tanh, relay.sigmoid, relay.exp, relay.erf)
     edit_index = 0
     while True:
         edit_index += 1
+        # A new constant each time, so that no edit is in the compilation cache.
         slope = 0.1 + edit_index * 1e-3
         yield "again", function
         yield "head", Edit("nn.softmax", 1, heads[edit_index % len(heads)]).visit(function)
@@ -65,19 +66,20 @@ def edits(function: Function) -> Iterator[tuple[str, Function]]:
 
 
 def used() -> float:
-    """Return the CPU seconds, including those of ended child processes."""
+    """Return the CPU seconds of this process and its ended children."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 def measure(function: Function, tier: str) -> tuple[float, float]:
-    """Return the wall and CPU seconds until the model is ready; remaining background work is
-    finished before returning.
+    """Return the wall and CPU seconds until the edited model is ready; remaining background work is
+    awaited afterwards.
     """
     module = ekiden.IRModule.from_expr(function)
     clock, processor = time.perf_counter(), used()
     executable = ekiden.compile(module, tier=tier)
     elapsed = time.perf_counter() - clock, used() - processor
+    # Background compilation of this edit must not disturb the next measurement.
     executable.wait()
     return elapsed
 

@@ -58,16 +58,17 @@ BYTECODE_DIR = tempfile.TemporaryDirectory()
 
 
 class EngineError(Exception):
-    """Raised when an engine does not run a model; the text is the last line of its process's
-    output.
-    """
+    """Failure of an engine on a model; the text is the last line of its process's output."""
 
 
 def measure(
     python: str, engine: str, path: Path, threads: int, feed: Path, cache: str, second: bool = False
 ) -> tuple[Figures, list[np.ndarray]]:
-    """Return the figures and answer of one process. Raises EngineError if it fails."""
+    """Run an engine in a fresh process, and return its figures and outputs. Raises EngineError if
+    it fails.
+    """
     environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, PYTHONPYCACHEPREFIX=BYTECODE_DIR.name)
+    # Without cached bytecode every process would also compile Python sources.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     what = (engine, str(path), str(threads), str(feed))
     args = [python, str(PROCESS), *what, repr(time.monotonic()), str(int(second))]
@@ -86,7 +87,7 @@ def measure(
 def error(
     expected: Sequence[np.ndarray], actual: Sequence[np.ndarray], by: Sequence[float]
 ) -> float:
-    """Return the largest difference as a multiple of the tolerance."""
+    """Return the largest difference in multiples of the tolerance."""
     relative, absolute, of_largest = by
     worst = 0.0
     for a, b in zip(expected, actual, strict=True):
@@ -134,7 +135,7 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Seque
 
 
 def processor() -> str:
-    """Return this machine's processor, and how fast its Python is."""
+    """Return this machine's processor name, and how fast its Python is."""
     lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     info = {
         key.strip(): value.strip()
@@ -154,7 +155,7 @@ def processor() -> str:
 def one_model(
     options: argparse.Namespace, path: Path, feed: Feed, tolerance: Sequence[float]
 ) -> tuple[dict[str, Figures], dict[str, str]]:
-    """Return the median of each figure by engine, and why peers do not run the model."""
+    """Return the median figures of each engine on a model, and why peers cannot run it."""
     pythons = dict.fromkeys(options.engines, sys.executable)
     if options.python:
         pythons |= {f"other {name}": options.python for name in options.engines if name in TIERS}
@@ -164,6 +165,7 @@ def one_model(
     with tempfile.TemporaryDirectory() as folder:
         feed_file = Path(folder, "feed")
         feed_file.write_bytes(pickle.dumps(feed))
+        # Round -1 is not counted: it fills the bytecode cache.
         for round_index in range(
             0 if any(Path(BYTECODE_DIR.name).iterdir()) else -1, options.rounds
         ):
@@ -194,7 +196,7 @@ def one_model(
 def first_and_second(
     python: str, engine: str, path: Path, options: argparse.Namespace, feed: Path, cache: str
 ) -> tuple[Figures, list[np.ndarray]]:
-    """Measure a process like `measure`, for Ekiden including a second start."""
+    """Measure a cold start as `measure` does and, for Ekiden, a second start on warm caches."""
     threads = options.threads
     figures, answer = measure(python, engine, path, threads, feed, cache, second=options.only_first)
     if engine in TIERS and not options.only_first:
@@ -232,7 +234,7 @@ def line(model: str, engine: str, row: Figures) -> str:
 
 
 def ratios(both: Sequence[tuple[Figures, Figures]]) -> Iterator[tuple[str, list[float]]]:
-    """Yield Ekiden's figures divided by a peer's, by model."""
+    """Yield for each model Ekiden's figures divided by a peer's."""
     yield "first answer", [own["first"] / peer["first"] for own, peer in both]
     yield "whole process", [own["process"] / peer["process"] for own, peer in both]
     if all("second" in own for own, _ in both):
@@ -247,7 +249,7 @@ def ratios(both: Sequence[tuple[Figures, Figures]]) -> Iterator[tuple[str, list[
 
 
 def summary(table: Mapping[str, Mapping[str, Figures]]) -> Iterator[str]:
-    """Yield geometric means of Ekiden's tiers relative to the peers, and to full speed."""
+    """Yield geometric means of Ekiden's tiers relative to the peers and to the full tier."""
     mean = statistics.geometric_mean
     rows = list(table.values())
     subjects = [name for name in rows[0] if name.rpartition(" ")[2] in TIERS]
@@ -303,7 +305,7 @@ answers as a share of full speed. `full`: seconds until full speed.
 
 
 def page(machine: str, threads: int, table: Mapping[str, Mapping[str, Figures]]) -> str:
-    """Return the page of all measurements."""
+    """Return the Markdown page of all measurements."""
     engines = ("quick", *PEERS)
 
     def row(model: str) -> str:

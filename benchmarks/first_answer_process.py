@@ -40,8 +40,8 @@ def onnx_runtime(path: str, threads: int) -> tuple[Callable[[], Run], None]:
 
 
 def open_vino(path: str, threads: int) -> tuple[Callable[[], Run], None]:
-    """Return an OpenVINO loader in float32; by default it uses bfloat16 where the processor
-    supports it.
+    """Return an OpenVINO loader pinned to float32, since it defaults to bfloat16 where the
+    processor supports it.
     """
     import openvino
 
@@ -63,12 +63,12 @@ def open_vino(path: str, threads: int) -> tuple[Callable[[], Run], None]:
 
 
 def ekiden_tier(tier: str) -> Callable[[str, int], tuple[Callable[[], Run], Callable[[], object]]]:
-    """Return Ekiden's loader, and a function that waits until every kernel has its specialized
-    code.
+    """Return a function that makes Ekiden's loader at a tier, and a function that waits for all
+    optimized kernels.
     """
 
     def engine(path: str, threads: int) -> tuple[Callable[[], Run], Callable[[], object]]:
-        """Return the loader and wait functions."""
+        """Return the loader and the wait function."""
         os.environ["EKIDEN_NUM_THREADS"] = str(threads)
         import numpy as np
 
@@ -101,20 +101,20 @@ ENGINES: Mapping[str, Callable[[str, int], tuple[Callable[[], Run], Any]]] = {
 
 
 def children() -> list[int]:
-    """Return the child processes, which compile."""
+    """Return the ids of the child processes, which compile kernels."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]
 
 
 def tell(kind: signal.Signals) -> None:
-    """Send a signal to the compiling process and its workers, which are a group."""
+    """Send a signal to the compile server and its workers, which form a process group."""
     for pid in children():
         os.killpg(pid, kind)
 
 
 def milliseconds(run: Run, feed: Feed, threads: int) -> float:
-    """Return the median time of a call, not counting the first. On one thread, this thread's CPU
-    time is measured, which excludes other programs and compilation.
+    """Return the median duration of a call in milliseconds, after one warm-up call. On one thread,
+    this thread's CPU time is measured, which excludes other programs and compilation.
     """
     clock = time.thread_time if threads == 1 else time.perf_counter
     run(feed)
@@ -130,7 +130,7 @@ def milliseconds(run: Run, feed: Feed, threads: int) -> float:
 def work(
     engine: str, path: str, threads: int, feed_file: str, begun: float, is_second: bool
 ) -> None:
-    """Print this process's figures, which began at a given system time, and write its answer beside
+    """Print this process's figures relative to its start at `begun`, and write its outputs beside
     the feed.
     """
     with open(feed_file, "rb") as file:
@@ -143,6 +143,7 @@ def work(
     answer = run(feed)
     done, until = time.perf_counter(), time.monotonic()
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    # Before the speed is measured: CPU time counts the way to the first answer only.
     used = [resource.getrusage(kind) for kind in kinds]
     figures: Figures = {
         "import": imported - started,
@@ -153,6 +154,7 @@ def work(
         "peak_mb": max(usage_children.ru_maxrss for usage_children in used) / 1e3,
     }
     if wait is not None and not is_second:
+        # The compile processes are stopped, so that the generic kernels' speed is measured alone.
         tell(signal.SIGSTOP)
         figures["early_ms"] = milliseconds(run, feed, threads)
         tell(signal.SIGCONT)

@@ -39,7 +39,7 @@ CASES: tuple[tuple[str, tuple[int, ...]], ...] = (
 
 
 def model_of(op: str, shape: tuple[int, ...]) -> onnx.ModelProto:
-    """Return a model of one node."""
+    """Return an ONNX model of a single node."""
     inputs, constants = ["x"], []
     if op == "LayerNormalization":
         inputs += ["scale", "bias"]
@@ -51,12 +51,13 @@ def model_of(op: str, shape: tuple[int, ...]) -> onnx.ModelProto:
 
 
 def peer(model: onnx.ModelProto, x: np.ndarray) -> Callable[[], object]:
-    """Return a call of ONNX Runtime."""
+    """Return a function that runs the model in ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), options, ["CPUExecutionProvider"]
     )
+    # Bound inputs and outputs avoid a copy per call.
     binding = session.io_binding()
     binding.bind_cpu_input("x", x)
     binding.bind_output("y")
@@ -64,7 +65,7 @@ def peer(model: onnx.ModelProto, x: np.ndarray) -> Callable[[], object]:
 
 
 def in_turns(calls: list[Callable[[], object]]) -> list[list[float]]:
-    """Return the thread seconds of each call in every round."""
+    """Return the thread CPU seconds of each call in every round."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
         for call, samples in zip(calls, times, strict=True):

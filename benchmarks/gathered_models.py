@@ -26,7 +26,7 @@ Attributes = dict[str, object]
 
 
 class Model:
-    """A builder of an ONNX graph."""
+    """Builder of an ONNX graph."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -44,7 +44,7 @@ class Model:
         return self.constant(np.array(values, np.int64))
 
     def random(self, *shape: int) -> str:
-        """Add a seeded weight whose products keep the magnitude of their data."""
+        """Add a seeded random weight scaled to keep the magnitude of its products."""
         scale = np.float32(shape[0] ** -0.5)
         return self.constant(self.rng.standard_normal(shape, np.float32) * scale)
 
@@ -72,14 +72,14 @@ class Model:
 
 
 def positions(length: int, span: int) -> Array:
-    """Return the index of each query-key distance in a table of 2 * span rows."""
+    """Return the index of each query-key distance in a table of 2 * span relative positions."""
     distance = np.arange(length)[:, None] - np.arange(length)[None]
     return np.clip(distance + span, 0, 2 * span - 1)[None]
 
 
 def deberta(length: int = 128, width: int = 384, heads: int = 6, layers: int = 3) -> bytes:
-    """Return disentangled attention as DeBERTa's exporters write it, with only one dense layer of
-    each block.
+    """Return DeBERTa's disentangled attention as exporters write it, with one dense layer per
+    block.
     """
     m, depth, span = Model(), width // heads, 128
     states = "x"
@@ -124,7 +124,9 @@ def deberta(length: int = 128, width: int = 384, heads: int = 6, layers: int = 3
 
 
 def graph(nodes: int = 10_000, edges: int = 100_000, width: int = 64, layers: int = 3) -> bytes:
-    """Return layers of states = relu(dense(states) + sum over edges of dense(states)[source])."""
+    """Return graph network layers: states = relu(dense(states) + sum over edges of
+    dense(states)[source]).
+    """
     m, states = Model(), "x"
     source, target = (
         m.add("Squeeze", m.add("Gather", "edges", m.ints(n), axis=0), m.ints(0)) for n in range(2)
@@ -162,7 +164,7 @@ def peer(model: bytes, threads: int) -> onnxruntime.InferenceSession:
 def min_times(
     runs: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Return the minimum seconds of each run, measured in turns."""
+    """Return the minimum duration of each run in seconds, measured alternately."""
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for name, run in runs.items():

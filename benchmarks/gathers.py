@@ -25,7 +25,7 @@ NODES, WIDTH, EDGES = 10_000, 64, 40_000
 
 
 def compiled(body: Callable[..., relay.Expr], *arrays: np.ndarray) -> Callable[[], object]:
-    """Return a call of an operator on arrays."""
+    """Return a function that runs a compiled operator on its arrays."""
     params = [
         relay.var(f"p{n}", relay.tensor_type(a.shape, str(a.dtype))) for n, a in enumerate(arrays)
     ]

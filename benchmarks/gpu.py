@@ -39,7 +39,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Model:
-    """A module, its inputs, and the dtype it runs in on the device."""
+    """PyTorch module with its inputs and the dtype it runs in on the device."""
 
     module: Any
     inputs: tuple[Any, ...]
@@ -48,7 +48,7 @@ class Model:
 
 @dataclass
 class Row:
-    """An engine's measurements: the seconds of each run, or why there are none."""
+    """Measurements of one engine on a model: the seconds of each run, or why there are none."""
 
     model: str
     engine: str
@@ -80,7 +80,7 @@ def resnet(is_small: bool) -> Model:
         )
 
     class Block(nn.Module):
-        """Three convolutions with an identity or a projected shortcut."""
+        """Bottleneck block: three convolutions with an identity or projection shortcut."""
 
         def __init__(self, n: int, width: int, stride: int) -> None:
             super().__init__()
@@ -131,14 +131,16 @@ def bert(is_small: bool) -> Model:
 
 
 def decoder(is_small: bool) -> Model:
-    """Return one token through a text decoder with a past of 512, in float16."""
+    """Return a decoder step of one token in float16, with a key-value cache of 512 tokens."""
     import torch
     from torch.nn import functional
 
     layers, width, heads, past = (2, 128, 2, 64) if is_small else (16, 2048, 16, 512)
 
     class Layer(torch.nn.Module):
-        """Attention over the past and the token, followed by a gated feed-forward network."""
+        """Decoder layer: attention over the cache and the token, and a gated feed-forward
+        network.
+        """
 
         def __init__(self) -> None:
             super().__init__()
@@ -210,7 +212,7 @@ def ekiden_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[], An
 
 
 def onnxruntime_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[], Any]]:
-    """Return a run of ONNX Runtime's CUDA provider, with inputs and results bound on the device."""
+    """Return a run of ONNX Runtime's CUDA provider, with inputs and outputs bound on the device."""
     import onnxruntime
     import torch
 
@@ -223,6 +225,7 @@ def onnxruntime_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[
     session = onnxruntime.InferenceSession(file.getvalue(), providers=providers)
     binding = session.io_binding()
     for info, value in zip(session.get_inputs(), inputs, strict=True):
+        # Inputs stay on the device, as Ekiden's and PyTorch's do.
         device_value = onnxruntime.OrtValue.ortvalue_from_numpy(value.numpy(), "cuda", device.id)
         binding.bind_ortvalue_input(info.name, device_value)
     binding.bind_output(session.get_outputs()[0].name, "cuda", device.id)
@@ -241,7 +244,7 @@ def onnxruntime_on(device: ekiden.Device, model: Model) -> tuple[Run, Callable[[
 def torch_on(
     device: ekiden.Device, model: Model, is_compiled: bool
 ) -> tuple[Run, Callable[[], Any]]:
-    """Return PyTorch's run, eager or compiled with CUDA graphs."""
+    """Return a PyTorch run, eager or compiled with CUDA graphs."""
     import torch
 
     if not torch.cuda.is_available():
@@ -262,7 +265,7 @@ def torch_on(
 
 
 def engines(device: ekiden.Device) -> dict[str, Callable[[Model], tuple[Run, Callable[[], Any]]]]:
-    """Return the engines by name."""
+    """Return the factory of each engine's run by name."""
     return {
         "Ekiden": lambda model: ekiden_on(device, model),
         "ONNX Runtime": lambda model: onnxruntime_on(device, model),
@@ -275,7 +278,7 @@ def engines(device: ekiden.Device) -> dict[str, Callable[[Model], tuple[Run, Cal
 
 
 def measured(name: str, device: ekiden.Device, seconds: float, is_small: bool) -> list[Row]:
-    """Return a row for each engine."""
+    """Return the result of each engine on a model."""
     rows = [Row(name, engine) for engine in engines(device)]
     try:
         if not device.exist:
@@ -321,7 +324,7 @@ def _reason(error: Exception) -> str:
 
 
 def _head(device: ekiden.Device) -> str:
-    """Return a description of the device and packages."""
+    """Return a description of the device and the package versions."""
     versions = [f"{p} {version(p)}" for p in PACKAGES if importlib.util.find_spec(p.split("-")[0])
              and _is_installed(p)]  # fmt: skip
     if not device.exist:

@@ -23,7 +23,7 @@ FORMS = ("checked", "fast", "clipped")
 
 
 def lookup(table: Expr, indices: Expr, form: str) -> Call:
-    """Return rows of a table: refused out of range, clipped, or wrapped from the end and
+    """Return rows of a table, with out-of-range indices refused, clipped, or wrapped and
     clipped.
     """
     if form != "clipped":
@@ -76,6 +76,7 @@ def main() -> None:
         times: list[list[float]] = [[] for _ in FORMS]
         for round_index in range(rounds):
             for n in range(len(FORMS)):
+                # The order rotates, so that no form always follows the same one.
                 which = (round_index + n) % len(FORMS)
                 exe, arrays = runs[which]
                 started = time.thread_time_ns()

@@ -45,7 +45,7 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Row:
-    """A measured case: microseconds of both engines, share of the peak, kernel families."""
+    """Result of one case: microseconds of both engines, share of the peak, kernel families."""
 
     case: Case
     ours: float
@@ -61,7 +61,7 @@ class Row:
 
 
 def peak(target: Target) -> float:
-    """Return one thread's peak rate of byte products, in operations per second."""
+    """Return one thread's peak rate of int8 dot products, in operations per second."""
     loop = words_loop(target, "int8")
     assert loop is not None, target
     func, work = loop
@@ -92,7 +92,7 @@ def session(model: onnx.ModelProto, exact: bool = False) -> onnxruntime.Inferenc
 
 
 def medians(runs: list[Run], seconds: float) -> list[float]:
-    """Return the median microseconds of each run, measured in turns."""
+    """Return the median duration of each run in microseconds, measured alternately."""
     samples: list[list[float]] = [[] for _ in runs]
     end = time.perf_counter() + seconds * len(runs)
     while time.perf_counter() < end or len(samples[0]) < 5:

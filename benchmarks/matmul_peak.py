@@ -51,7 +51,7 @@ PRODUCT = "product"
 
 
 def build(func: PrimFunc, target: Target) -> tuple[Kernel, float]:
-    """Return the compiled kernel, and the milliseconds of lowering and compiling."""
+    """Return the compiled kernel, and the milliseconds of lowering and compiling it."""
     start = time.thread_time()
     image = link([compile_object([lower(func, target)], target)], [func.name])
     spent = (time.thread_time() - start) * 1e3
@@ -59,7 +59,7 @@ def build(func: PrimFunc, target: Target) -> tuple[Kernel, float]:
 
 
 def operands(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Return data [m, k] and weight [n, k], always the same."""
+    """Return seeded data [m, k] and weight [n, k]."""
     m, n, k = shape
     random = np.random.default_rng(0)
     return random.standard_normal((m, k), np.float32), random.standard_normal((n, k), np.float32)
@@ -68,8 +68,8 @@ def operands(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 def product(
     shape: Shape, variable: bool, target: Target
 ) -> tuple[Kernel, list[Tensor], float, str]:
-    """Return a product with its arguments, checked against NumPy, the milliseconds of compiling,
-    and the decision.
+    """Return a matrix product with its arguments, checked against NumPy, the milliseconds of
+    compiling it, and its decision.
     """
     m, n, k = shape
     x, w = operands(shape)
@@ -85,7 +85,7 @@ def product(
 
 
 def placed(array: np.ndarray) -> Tensor:
-    """Copy an array into memory allocated by the runtime, in huge pages if it is large."""
+    """Copy an array into runtime-allocated memory, in huge pages if it is large."""
     copy = empty(array.shape, "float32")
     copy.numpy()[...] = array
     return copy
@@ -119,7 +119,7 @@ def reading(elements: int, count: int, target: Target) -> PrimFunc:
 
 
 def shared_peak(target: Target, threads: int) -> Call:
-    """Return the multiply-add loop on every thread."""
+    """Return the multiply-add peak loop on every thread."""
     one = peak_loop(target)
     thread_index = Var("part")
     body = For(thread_index, const(0), const(threads), ForKind.PARALLEL, one.body, {"grain": 1})
@@ -131,10 +131,11 @@ def shared_peak(target: Target, threads: int) -> Call:
 def limit_of(
     shape: Shape, arguments: list[Tensor], options: argparse.Namespace, target: Target
 ) -> tuple[Call, float]:
-    """Return what bounds a product, and the share of one of its calls that a product takes
+    """Return the loop that bounds a product, and the share of its duration that the product takes
     at best.
     """
     m, n, k = shape
+    # A product with one row reads each weight once: bandwidth bounds it, otherwise arithmetic does.
     if m > 1:
         share = 2 * m * n * k / (peak_work(target) * options.threads)
         return shared_peak(target, options.threads), share
@@ -171,7 +172,7 @@ def measure(shape: Shape, options: argparse.Namespace, target: Target) -> str:
 
 
 def processor() -> str:
-    """Return the name of this machine's processor."""
+    """Return the model name of this machine's CPU."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -179,7 +180,7 @@ def processor() -> str:
 
 
 def class_target(name: str, threads: int) -> Target:
-    """Return a table processor's instruction set, with this machine's caches."""
+    """Return a target with the instruction set of a processor class and this machine's caches."""
     if name == "host":
         return Target(Target.host(), cores=threads)
     return Target(f"llvm -mcpu={name} -mtune=native -cores={threads}")

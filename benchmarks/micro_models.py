@@ -29,7 +29,9 @@ BOARDS = {
 
 
 def measure(path: Path, board: str, folder: Path) -> str:
-    """Return a row of the table."""
+    """Return the table row of a model on a board: instructions, code, constants, memory
+    and stack.
+    """
     template, target = BOARDS[board]
     program = micro.compile(str(path), target)
     project = micro.generate_project(template, program, folder / board, {"icount": True})

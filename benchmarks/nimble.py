@@ -39,7 +39,7 @@ PAUSE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload: its engines, ours first; the range and default number of cases; the tokens of a
+    """Workload: its engines, Ekiden's first; the range and default number of cases; the tokens of a
     case.
     """
 
@@ -70,7 +70,7 @@ Measured = tuple[Times, Times]
 
 
 def agree(expected: list[Array], actual: list[Array]) -> bool:
-    """Return whether results are equal up to rounding."""
+    """Return whether results agree up to rounding."""
     return len(expected) == len(actual) and all(
         np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
         for a, b in zip(expected, actual, strict=True)
@@ -78,7 +78,7 @@ def agree(expected: list[Array], actual: list[Array]) -> bool:
 
 
 def check(workers: Mapping[str, Worker], cases: list[int]) -> None:
-    """Compare all engines, which also warms them up, on lengths not in the stream."""
+    """Compare all engines on lengths that are not measured, which also warms them up."""
     for case in cases:
         ours, *other_results = ((n, w.ask([case], keep=True).results) for n, w in workers.items())
         for name, results in other_results:
@@ -87,8 +87,9 @@ def check(workers: Mapping[str, Worker], cases: list[int]) -> None:
 
 
 def measure(workers: Mapping[str, Worker], cases: list[int], rounds: int) -> Measured:
-    """Return the first round and `rounds` more."""
+    """Return the times of a first round and of `rounds` more."""
     times: Measured = ({name: [] for name in workers}, {name: [] for name in workers})
+    # The first round counts for tail latency only.
     for _ in range(rounds + 1):
         for name, worker in workers.items():
             time.sleep(PAUSE_S)
@@ -104,8 +105,8 @@ def steady(times: list[list[float]]) -> list[float]:
 
 
 def surprise(times: list[list[float]]) -> float:
-    """Return the 99th percentile of all times, the first round included, relative to the steady
-    time of their case.
+    """Return the 99th percentile of all times, the first round included, relative to each case's
+    steady time.
     """
     usual = steady(times)
     ratios = [s / u for of_round in times for s, u in zip(of_round, usual, strict=True)]

@@ -12,7 +12,7 @@ EACH = WIDTH // HEADS
 
 
 class _Weights:
-    """The weights of bert.py, in its order."""
+    """Seeded BERT weights in the order of bert.py."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -22,7 +22,7 @@ class _Weights:
 
 
 def feeds(length: int) -> tuple[Array, Array, Array]:
-    """Return (words, kinds, mask) of one sequence."""
+    """Return token ids, segment ids and mask of one sequence."""
     words = np.random.default_rng(length).integers(0, WORDS, (1, length))
     return words, np.zeros_like(words), np.ones((1, length), np.float32)
 

@@ -26,7 +26,7 @@ SCALE = np.float32(0.05)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The times of a request, and its results if requested."""
+    """Times of a request's cases, and their results if requested."""
 
     seconds: list[float]
     busy: list[float]
@@ -35,7 +35,7 @@ class Reply:
 
 
 class Worker:
-    """An engine in a separate process, so that engines' threads do not disturb each other."""
+    """Engine in a separate process, so that thread pools of engines do not disturb each other."""
 
     def __init__(self, make: Make, threads: int) -> None:
         """Start the process; it is no daemon, as it may start processes that compile: close it."""
@@ -76,7 +76,7 @@ def _serve(make: Make, threads: int, pipe: Connection) -> None:
 
 
 class Weights:
-    """Seeded weights, equal for every engine that draws them in the same order."""
+    """Seeded random weights, equal for all engines that draw them in the same order."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(SEED)
@@ -87,7 +87,7 @@ class Weights:
 
 
 def torch_for(threads: int) -> Foreign:
-    """Return the torch module with a number of threads set and gradients disabled."""
+    """Import torch with a number of threads and without gradients."""
     import torch  # noqa: PLC0415
 
     torch.set_num_threads(threads)
@@ -96,7 +96,7 @@ def torch_for(threads: int) -> Foreign:
 
 
 class OnnxGraph:
-    """A builder of an ONNX model."""
+    """Builder of an ONNX model."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []

@@ -18,7 +18,7 @@ INPUTS, HIDDEN = 300, 512
 
 
 def sequence(length: int) -> Array:
-    """Return inputs [steps, 1, INPUTS]."""
+    """Return the inputs of a sequence, [steps, 1, INPUTS]."""
     return np.random.default_rng((SEED, length)).standard_normal((length, 1, INPUTS), np.float32)
 
 
@@ -72,6 +72,7 @@ def run_onnxruntime(layers: int, threads: int) -> Run:
     for wi, wh, bi, bh in weights(layers):
         wi, wh, bi, bh = (_iofc(w)[None] for w in (wi, wh, bi, bh))
         tensors = map(graph.constant, (wi, wh, np.concatenate([bi, bh], 1)))
+        # Y has the shape [steps, directions, batch, hidden]: the axis of directions is squeezed.
         lstm_output = graph.node("LSTM", state, *tensors, outputs=3, hidden_size=HIDDEN)
         state = graph.node("Squeeze", lstm_output, graph.constant(np.array([1])))
     session = graph.session(threads, {"x": (1, ["steps", 1, INPUTS])}, state)
@@ -79,7 +80,7 @@ def run_onnxruntime(layers: int, threads: int) -> Run:
 
 
 def _iofc(weight: Array) -> Array:
-    """Reorder gates i, f, g, o to ONNX's order i, o, f, g."""
+    """Reorder LSTM gates from PyTorch's i, f, g, o to ONNX's i, o, f, c."""
     i, f, g, o = np.split(weight, 4)
     return np.concatenate([i, o, f, g])
 

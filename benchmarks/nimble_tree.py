@@ -74,7 +74,7 @@ def @main(%words: Tensor[(?, 300), float32], %root: Tree[Tensor[(1), int32]],
 
 
 class Tree:
-    """A node: the index of its word in the sentence, and its children."""
+    """Tree node: the index of its word in the sentence, and its children."""
 
     def __init__(self, word: int, children: list[Tree]) -> None:
         self.word, self.children = word, children
@@ -82,7 +82,7 @@ class Tree:
 
 @cache
 def tree(leaves: int) -> Tree:
-    """Return a tree with that many leaves and two to four children per inner node."""
+    """Return a random tree with this many leaves and two to four children per inner node."""
     rng = np.random.default_rng((SEED, leaves))
     words = count()
 
@@ -105,7 +105,7 @@ def count_nodes(root: Tree) -> int:
 
 @cache
 def sentence(leaves: int) -> Array:
-    """Return the inputs of a tree's nodes, one row each."""
+    """Return the word vectors of a tree's nodes, one row each."""
     size = count_nodes(tree(leaves))
     return np.random.default_rng((SEED, leaves)).standard_normal((size, INPUTS), np.float32)
 
@@ -138,8 +138,8 @@ def _value(root: Tree) -> runtime.ADT:
 
 
 class _Torch:
-    """A recursion in Python over operators, as such models are written for PyTorch. `step` computes
-    a node from its projected input and its children's states.
+    """Tree-LSTM as a recursion in Python over PyTorch operators, as such models are written. `step`
+    computes a node from its projected input and its children's states.
     """
 
     def __init__(self, threads: int) -> None:
@@ -170,7 +170,7 @@ class _Torch:
         return [self.torch.cat(child_states) for child_states in zip(*states, strict=True)]
 
     def usual(self, leaves: int) -> list[Array]:
-        """Run with every node projecting its own input, and zero children for leaves."""
+        """Run node by node: each projects its own input, and leaves have zero children."""
         words = self.torch.from_numpy(sentence(leaves))
         none = [self.torch.zeros(1, HIDDEN)] * 2
 
@@ -182,8 +182,8 @@ class _Torch:
         return [state.numpy() for state in visit(tree(leaves))]
 
     def together(self, leaves: int) -> list[Array]:
-        """Run with all inputs projected at once and a separate case for leaves, as in our
-        program.
+        """Run with all inputs projected in one product and a separate case for leaves, as Ekiden's
+        program does.
         """
         words = self.torch.from_numpy(sentence(leaves))
         inputs, keeps = self.linear(words, "w", "b"), self.linear(words, "wf", "bf")
@@ -203,7 +203,7 @@ def run_torch(threads: int) -> Run:
 
 
 def run_torch_together(threads: int) -> Run:
-    """Return a run in our program's order of computation."""
+    """Return a PyTorch run in the order of computation of Ekiden's program."""
     return _Torch(threads).together
 
 

@@ -65,8 +65,8 @@ DEFAULT_RELATIVE = 2e-3
 
 
 def verdict(path: Path) -> tuple[str, str]:
-    """Return the outcome of a model and its reason: a word of VERDICTS, or "skipped" where ONNX
-    Runtime does not run it either.
+    """Return the outcome of a model, one of OUTCOMES or "skipped" if ONNX Runtime fails too, and
+    its reason.
     """
     try:
         model = onnx.load(str(path), load_external_data=False)
@@ -99,7 +99,7 @@ def _compared(
     session: onnxruntime.InferenceSession,
     expected: Sequence[object],
 ) -> tuple[str, str]:
-    """Compare a model with ONNX Runtime's results."""
+    """Compare Ekiden with ONNX Runtime's outputs for one feed."""
     try:
         program = ekiden.compile(str(path), num_threads=1)
         inputs = {i.name: feed[i.name] for i in program.inputs if i.name in feed}
@@ -130,6 +130,7 @@ def _operators(model: onnx.ModelProto) -> set[str]:
         nodes += graphs.pop().node if graphs else []
         while nodes:
             node = nodes.pop()
+            # Input 2 of Dropout is training_mode (opset 12 on).
             is_training = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] != ""
             names.add("Dropout in training" if is_training else node.op_type)
             graphs.extend(a.g for a in node.attribute if a.HasField("g"))
@@ -137,7 +138,7 @@ def _operators(model: onnx.ModelProto) -> set[str]:
 
 
 def _plain(value: object) -> object:
-    """Return an output as NumPy arrays, lists and dictionaries."""
+    """Convert an output to NumPy arrays, lists and dictionaries."""
     if hasattr(value, "numpy"):
         return value.numpy()
     if isinstance(value, (list, tuple)):
@@ -146,7 +147,7 @@ def _plain(value: object) -> object:
 
 
 def _difference(expected: object, value: object, by_value: bool) -> str:
-    """Describe how a result differs from ONNX Runtime's; nothing where it agrees."""
+    """Describe how an output differs from ONNX Runtime's; empty if they agree."""
     if expected is None:
         return "" if value is None else "ONNX Runtime has nothing"
     if isinstance(expected, Mapping):
@@ -203,7 +204,7 @@ def _values_differ(a: Array, b: Array) -> str:
 def _feeds(
     path: Path, model: onnx.ModelProto, session: onnxruntime.InferenceSession
 ) -> Iterator[Feed]:
-    """Yield inputs: stored ones first, then draws by rising extents."""
+    """Yield feeds: stored ones first, then random ones of rising extents."""
     names = [i.name for i in session.get_inputs()]
     stored = _stored(path, model, names)
     if stored is not None:
@@ -242,7 +243,7 @@ def _read(data: bytes, kind: onnx.TypeProto) -> object:
 
 
 def _drawn(kind: onnx.TypeProto, extent: int, rng: np.random.Generator) -> object:
-    """Return a random input of a type; raises KeyError or ValueError where there is none."""
+    """Return a random input of an ONNX type; raise KeyError or ValueError if there is none."""
     if kind.HasField("optional_type"):
         return _drawn(kind.optional_type.elem_type, extent, rng)
     if kind.HasField("sequence_type"):
@@ -268,14 +269,14 @@ def _drawn(kind: onnx.TypeProto, extent: int, rng: np.random.Generator) -> objec
 
 
 def _answer(path: str, results: Connection) -> None:
-    """Send the verdict of a model: what a process of its own does."""
+    """Compare a model in its own process, and send the outcome."""
     warnings.simplefilter("ignore")
     results.send(verdict(Path(path)))
 
 
 def measured(path: Path, limit: float) -> tuple[str, str]:
-    """Return the verdict from a process forked from one that has imported both engines but has no
-    sessions or threads.
+    """Return the outcome from a forked process; the fork server has imported both engines but holds
+    no sessions or threads.
     """
     receiver, sender = FORKS.Pipe(duplex=False)
     child = FORKS.Process(target=_answer, args=(str(path), sender))
@@ -303,7 +304,7 @@ def _line(error: BaseException) -> str:
 
 
 def main() -> int:
-    """Print the models' outcomes; 1 where one is wrong, raw or never ends."""
+    """Print the outcomes of the models; return 1 if any is wrong, raw or timed out."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--one", type=Path, help="one model, in this process")

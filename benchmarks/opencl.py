@@ -33,7 +33,7 @@ Case = tuple[Callable[..., RelayExpr], tuple[tuple[int, ...], ...], float]
 
 
 def conv(size: int, **options: object) -> Callable[..., RelayExpr]:
-    """Return a convolution with square kernels that keeps the size."""
+    """Return a function that emits a convolution with square kernels and "same" padding."""
     taps = {"kernel_size": (size, size), "padding": (size // 2, size // 2), **options}
     return lambda x, w: relay.nn.conv2d(x, w, **taps)
 
@@ -65,7 +65,7 @@ CASES: dict[str, Case] = {
 
 
 def runners(case: Case) -> list[Callable[[], float]]:
-    """Return functions that run a case once, on the CPU and on the device, and return the
+    """Return functions that run a case once on the CPU and on each device target, and return the
     seconds.
     """
     program, shapes, _ = case
@@ -93,7 +93,7 @@ def targets() -> list[str]:
 
 
 def once(exe: Callable[..., object], args: list[Tensor]) -> float:
-    """Return the seconds of a call until the device has finished."""
+    """Return the seconds of one call, including the device's completion."""
     start = time.perf_counter()
     exe(*args)
     ekiden.opencl(0).sync()

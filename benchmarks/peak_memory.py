@@ -50,7 +50,7 @@ TUNABLES = "glibc.malloc.mmap_threshold=4096:glibc.malloc.mmap_max=1000000"
 
 
 def anonymous() -> int:
-    """Return the resident bytes not backed by a file, counted page by page."""
+    """Return the resident bytes of anonymous pages."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Anonymous:"):
             return int(line.split()[1]) * 1024
@@ -63,13 +63,14 @@ def runner(engine: str, model: str) -> Callable[..., object]:
         return ekiden.load(model)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    # The arena's growth would hide what the model itself needs.
     options.enable_cpu_mem_arena = False
     session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     return lambda **feed: session.run(None, feed)
 
 
 def child(engine: str, warmup_model: str, model: str, inputs: str) -> None:
-    """Measure one engine in this process, and print the bytes."""
+    """Measure the peak memory of one engine in this process, and print the bytes."""
     feed = dict(np.load(inputs))
     loaded, warm = runner(engine, model), runner(engine, warmup_model)
 
@@ -92,7 +93,7 @@ def child(engine: str, warmup_model: str, model: str, inputs: str) -> None:
 
 
 def write_other(folder: Path) -> None:
-    """Write a model that runs on all threads, for both engines."""
+    """Write a warm-up model that starts the thread pools of both engines."""
     input_info, result = (
         onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, WARMUP_WIDTH])
         for n in "xy"
@@ -110,17 +111,18 @@ def write_other(folder: Path) -> None:
 
 
 def counter(folder: Path) -> Path:
-    """Compile the library that counts allocations."""
+    """Build the preloaded library that counts allocations."""
     library, source = folder / "heap_peak.so", Path(__file__).with_name("heap_peak.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
     return library
 
 
 def measure(engine: str, model: Path, inputs: Path, library: Path) -> int:
-    """Return the median of three processes."""
+    """Return the median peak memory of three processes, in bytes."""
     warmup_model = library.with_name("other.eki" if engine == "ekiden" else "other.onnx")
     files = [warmup_model, model, inputs]
     command = [sys.executable, __file__, "--child", engine, *map(str, files)]
+    # Blocks from 4 KB on are mapped separately, so freed memory leaves the resident set at once.
     settings = {**os.environ, "GLIBC_TUNABLES": TUNABLES, "LD_PRELOAD": str(library)}
     outputs = [
         subprocess.run(command, capture_output=True, text=True, check=True, env=settings).stdout

@@ -38,10 +38,11 @@ def product_model(x: Array, w: Array, is_constant: bool) -> tuple[bytes, dict[st
 
 
 def onnx_runtime(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
-    """Return a call of ONNX Runtime that writes its results in place."""
+    """Return a function that runs ONNX Runtime with preallocated outputs."""
     model, feeds = product_model(x, w, is_constant)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    # Spinning workers would take CPU time from the engine measured next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session = onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
     binding = session.io_binding()
@@ -53,8 +54,8 @@ def onnx_runtime(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
 
 
 def open_vino(x: Array, w: Array, is_constant: bool, threads: int) -> Call:
-    """Return a call of OpenVINO in float32; by default it uses bfloat16 where the processor
-    supports it.
+    """Return a function that runs OpenVINO pinned to float32, since it defaults to bfloat16 where
+    the processor supports it.
     """
     model, feeds = product_model(x, w, is_constant)
     config = {
@@ -78,16 +79,15 @@ PEERS: Mapping[str, Callable[[Array, Array, bool, int], Call]] = {
 
 
 def clock_for(threads: int) -> Callable[[], float]:
-    """Return the clock for a number of threads. With one thread it is this process's CPU time,
-    since some engines have a thread of their own; other programs then do not count.
+    """Return the clock for a number of threads: this process's CPU time for one, wall time for
+    several. With one thread it is this process's CPU time, since some engines have a thread of
+    their own; other programs then do not count.
     """
     return time.process_time if threads == 1 else time.perf_counter
 
 
 def seconds(call: Call, repeat: int, clock: Callable[[], float]) -> float:
-    """Return the time of one call, averaged over `repeat`, after one call that restores
-    the caches.
-    """
+    """Return the mean duration of `repeat` calls in seconds, after one that warms the caches."""
     call()
     start = clock()
     for _ in range(repeat):

@@ -42,7 +42,7 @@ was just in time to see it pop down a large rabbit-hole under the hedge."""
 
 
 class Floats:
-    """A checkpoint whose blocks are decoded to floats."""
+    """Checkpoint whose quantized blocks are decoded to float32."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.whole, self.config = checkpoint, checkpoint.config
@@ -59,7 +59,7 @@ class Floats:
 
 
 def of_ekiden(model: llm.Model, tokens: list[int]) -> list[float]:
-    """Return the log probability of each token from the second on."""
+    """Return Ekiden's log probability of each token from the second on."""
     logits = np.asarray(model.logits(tokens), np.float64)[:-1]
     top = logits.max(axis=1, keepdims=True)
     sums = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
@@ -67,7 +67,7 @@ def of_ekiden(model: llm.Model, tokens: list[int]) -> list[float]:
 
 
 def of_llama(node: Path, file: Path, tokens: list[int]) -> list[float]:
-    """Return the same from llama.cpp."""
+    """Return llama.cpp's log probability of each token from the second on."""
     script = Path(__file__).with_name("perplexity_llama.mjs")
     done = subprocess.run(
         ["node", str(script), str(node), str(file)],

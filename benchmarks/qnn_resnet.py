@@ -37,20 +37,22 @@ CLASSES = 1000
 
 
 class Weights:
-    """The weights in the order in which a network requests them, always from the same seed."""
+    """Seeded quantized weights in the order in which a network requests them."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
 
     def take(self, *shape: int) -> tuple[Array, Array, float]:
-        """Return (int8 weight, int32 bias, scale) of a shape (outputs, ...)."""
+        """Return the int8 weight of a shape (outputs, ...), int32 bias and scale of the
+        next layer.
+        """
         scale = float(np.float32(1 / (40 * np.sqrt(np.prod(shape[1:])))))
         weight = np.clip(np.rint(self.rng.normal(0, 40, shape)), -127, 127).astype(np.int8)
         return weight, self.rng.integers(-500, 500, shape[:1], dtype=np.int32), scale
 
 
 class Layers(Protocol[T]):
-    """The layers a network is written with, one implementation per form; values are uint8."""
+    """Interface of a network's layers, one implementation per form; values are uint8."""
 
     def conv(self, data: T, scale: float, shape: Sequence[int], stride: int) -> T: ...
     def add(self, lhs: T, rhs: T) -> T: ...
@@ -76,7 +78,7 @@ def resnet18(layers: Layers[T], data: T) -> T:
 
 
 class Dialect:
-    """Layers as calls of `qnn`."""
+    """Layers as calls of `qnn` operators."""
 
     def __init__(self) -> None:
         self.weights = Weights()
@@ -118,7 +120,7 @@ class Dialect:
 
 
 class Nodes:
-    """Layers as ONNX nodes between DequantizeLinear and QuantizeLinear; values by name."""
+    """Layers as ONNX nodes between DequantizeLinear and QuantizeLinear; values are names."""
 
     def __init__(self) -> None:
         self.weights = Weights()
@@ -194,7 +196,7 @@ class Nodes:
 
 
 def programs(shape: Sequence[int]) -> tuple[IRModule, IRModule]:
-    """Return the network in `qnn` and from ONNX, on "data" of a shape (n, 3, h, w)."""
+    """Return the network in `qnn` and imported from ONNX, on inputs of this shape (n, 3, h, w)."""
     data = relay.var("data", shape=tuple(shape), dtype="uint8")
     own = IRModule.from_expr(relay.Function([data], resnet18(Dialect(), data)))
     imported, _ = relay.frontend.from_onnx(Nodes().model(shape), {"data": tuple(shape)})
@@ -202,7 +204,7 @@ def programs(shape: Sequence[int]) -> tuple[IRModule, IRModule]:
 
 
 def timed(runs: Sequence[Callable[[Array], object]], data: Array, rounds: int) -> Array:
-    """Return the thread CPU time (rounds, runs) of each run, called in turn."""
+    """Return the thread CPU seconds (rounds, runs) of runs called alternately."""
     spent = np.empty((rounds, len(runs)))
     for n in range(rounds):
         for which, run in enumerate(runs):

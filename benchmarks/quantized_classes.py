@@ -54,7 +54,7 @@ CLASSES = ("cascadelake", *LEVELS)
 
 
 class Residual(nn.Module):
-    """Two convolutions and what goes around them (He et al. 2015)."""
+    """Basic residual block of two convolutions (He et al., 2016). 2015)."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -70,7 +70,9 @@ class Residual(nn.Module):
 
 
 class Inverted(nn.Module):
-    """A wide depthwise convolution between two pointwise ones (Sandler et al. 2018)."""
+    """Inverted residual block: a wide depthwise convolution between two pointwise ones (Sandler et
+    al., 2018). 2018).
+    """
 
     def __init__(self, before: int, channels: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -90,7 +92,7 @@ class Inverted(nn.Module):
 def convolution(
     before: int, channels: int, window: int, stride: int, groups: int = 1
 ) -> list[nn.Module]:
-    """Return a convolution and its normalisation, with statistics that are not all alike."""
+    """Return a convolution with batch normalization of varied statistics."""
     norm = nn.BatchNorm2d(channels)
     nn.init.normal_(norm.bias, std=0.1)
     conv = nn.Conv2d(before, channels, window, stride, window // 2, groups=groups, bias=False)
@@ -98,7 +100,7 @@ def convolution(
 
 
 def headed(layers: list[nn.Module], channels: int) -> nn.Module:
-    """Return the layers with a classifier behind them."""
+    """Return the layers followed by global pooling and a classifier."""
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 1000)]
     return nn.Sequential(*layers, *head)
 
@@ -146,13 +148,13 @@ OF_RELAY: Mapping[str, Callable[[], tuple[IRModule, dict[str, Any]]]] = {
 
 
 class Reader(quantization.CalibrationDataReader):  # type: ignore[misc]  # untyped
-    """Samples one after the other."""
+    """Calibration data reader of ONNX Runtime's interface."""
 
     def __init__(self, samples: list[Feed]) -> None:
         self.samples = iter(samples)
 
     def get_next(self) -> Feed | None:
-        """Return the next one; None behind the last."""
+        """Return the next sample, or None after the last."""
         return next(self.samples, None)
 
 
@@ -166,7 +168,7 @@ def feed_of(name: str, seed: int) -> Feed:
 
 
 def write_files(name: str, folder: Path, minilm: Path | None) -> dict[str, Path]:
-    """Write a network in floats and quantised in each way; return way -> file."""
+    """Write a network in float32 and in each quantized form; return the files by form."""
     ways = ("ekiden static", "ekiden dynamic", "qdq", "qdq per channel", "operators", "dynamic")
     files = {way: folder / f"{way}.onnx".replace(" ", "-") for way in ("float", *ways)}
     floats, ready = files["float"], folder / "ready.onnx"
@@ -198,7 +200,7 @@ def write_files(name: str, folder: Path, minilm: Path | None) -> dict[str, Path]
 
 
 def of_relay(name: str, target: Target) -> dict[str, Run]:
-    """Return the runs of a network of relay.testing in floats and by `relay.quantize`."""
+    """Return the runs of a `relay.testing` network in float32 and after `relay.quantize`."""
     module, params = OF_RELAY[name]()
     with relay.quantize.qconfig(skip_conv_layers=None):
         integers = relay.quantize.quantize(module, params)
@@ -209,14 +211,14 @@ def of_relay(name: str, target: Target) -> dict[str, Run]:
 
 
 def session(file: Path, threads: int) -> onnxruntime.InferenceSession:
-    """Return one of so many threads."""
+    """Return an ONNX Runtime session with this many threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 4
     return onnxruntime.InferenceSession(str(file), options, ["CPUExecutionProvider"])
 
 
 def least(runs: Mapping[str, Run], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Return the seconds of each, the least of the rounds, taken in turns."""
+    """Return the minimum duration of each run in seconds, measured alternately."""
     seconds = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for way, run in runs.items():
@@ -229,7 +231,7 @@ def least(runs: Mapping[str, Run], rounds: int, clock: Callable[[], float]) -> d
 def print_network(
     name: str, files: Mapping[str, Path], target: Target, options: argparse.Namespace
 ) -> None:
-    """Print a line: milliseconds of floats, and of each way how many times as fast it is."""
+    """Print the float32 milliseconds of a network, and the speed-up of each quantized form."""
     clock = time.thread_time if options.threads == 1 else time.perf_counter
     feed = feed_of(name, 0)
     runs = {way: partial(ekiden.compile(str(file), target), **feed) for way, file in files.items()}

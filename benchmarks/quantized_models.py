@@ -101,7 +101,7 @@ def dynamic(model: Model, data: Data, folder: Path) -> Model:
 
 
 def weights(model: Model, data: Data, folder: Path, bits: int) -> Model:
-    """Quantize the weights with ONNX Runtime."""
+    """Quantize the weights to `bits` with ONNX Runtime."""
     quantizer = MatMulNBitsQuantizer(
         with_products(model), bits=bits, block_size=32, is_symmetric=True
     )
@@ -110,8 +110,8 @@ def weights(model: Model, data: Data, folder: Path, bits: int) -> Model:
 
 
 def with_products(model: Model) -> Model:
-    """Return the model with each Gemm as MatMul and Add, the only form ONNX Runtime quantizes to
-    fewer bits.
+    """Return the model with each Gemm as MatMul and Add, the only form that ONNX Runtime quantizes
+    below 8 bits.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -134,7 +134,7 @@ def with_products(model: Model) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A recipe of Ekiden, and the closest one of ONNX Runtime."""
+    """Quantization variant: Ekiden's recipe, and ONNX Runtime's closest equivalent."""
 
     name: str
     theirs: Callable[[Model, Data, Path], Model] | None
@@ -178,7 +178,7 @@ VARIANTS = [
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A model, calibration data, test data, and the test labels if it was trained."""
+    """Model with calibration and test data, and test labels if it was trained."""
 
     model: Model
     data: Data
@@ -223,7 +223,7 @@ def mlp(size: int) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Two convolutions with a shortcut."""
+    """Residual block of two convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class Residual(nn.Module):
 
 
 class Mixer(nn.Module):
-    """A transformer block without attention: a norm, two products, and a shortcut."""
+    """Transformer block without attention: layer norm, two products, and a shortcut."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ def exported(network: nn.Module, sample: Sequence[int]) -> Model:
 
 
 def network(name: str, x: Array, y: Array, seed: int, cache: ResultCache) -> Network:
-    """Return a network with its data, cached."""
+    """Return a trained network with its data, from the cache if present."""
     torch.manual_seed(seed)
     key = f"{name}-{seed}-{x.shape[-1]}"
     if name in RANDOM:
@@ -326,7 +326,7 @@ def _network(model: Model, data: Array, fresh: Array, labels: Array | None) -> N
 
 
 def of_manifest(name: str, options: argparse.Namespace) -> Network:
-    """Return a manifest's float model, with inputs of its first case from different seeds."""
+    """Return a float model of the manifest, with random inputs of its first case."""
     sys.path.insert(0, str(options.manifest.resolve().parent))
     fetching = importlib.import_module("fetch_models")
     (entry,) = (
@@ -350,8 +350,8 @@ def of_manifest(name: str, options: argparse.Namespace) -> Network:
 
 
 def results(model: Model, x: Data) -> Array:
-    """Return the last output, computed by ONNX Runtime with exact sums. By default it adds byte
-    products in 16 bits, which saturate on processors without VNNI, and turns inputs of
+    """Return the last output of a model in ONNX Runtime with exact integer sums. By default it adds
+    byte products in 16 bits, which saturate on processors without VNNI, and turns inputs of
     group-quantized weights into bytes if these are written with DequantizeLinear; here such
     inputs stay floats.
     """
@@ -374,7 +374,7 @@ def lost(network: Network, floats: Array, actual: Array) -> float:
 
 
 def changed(network: Network, floats: Array, actual: Array) -> float:
-    """Return the share of decisions that differ from the float model's, in percentage points."""
+    """Return the percentage of decisions that differ from the float model's."""
     if network.labels is None:
         return float("nan")
     return float(100 * (floats.argmax(1) != actual.argmax(1)).mean())
@@ -395,7 +395,7 @@ def halves(model: Model) -> Callable[[Data], Array]:
 
 
 def speed(network: Network, variant: Variant) -> str:
-    """Return the speedup over floats, and the number of quantized layers."""
+    """Return the speed-up over float32, and the number of quantized layers."""
     x = network.few(network.fresh)
     before = ekiden.compile(network.model)
     if variant.recipe is None:
@@ -428,8 +428,8 @@ def _ratios(plan: QuantPlan) -> str:
 
 
 def judge(network: Network, floats: Array, variant: Variant, folder: Path) -> list[float]:
-    """Return the accuracy lost by Ekiden's variant and by theirs, the changed decisions, and the
-    decibels of both.
+    """Return the accuracy loss of Ekiden's variant and of ONNX Runtime's, the changed decisions,
+    and both signal-to-noise ratios in decibels.
     """
     theirs = None
     if variant.recipe is None:
@@ -454,7 +454,7 @@ def judge(network: Network, floats: Array, variant: Variant, folder: Path) -> li
 
 
 class ResultCache:
-    """A cache of results in a folder; without a folder it is empty."""
+    """Cache of results in a folder; disabled without a folder."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -491,7 +491,7 @@ class ResultCache:
 
 @dataclass(slots=True)
 class Trained:
-    """A network and its float results on test data, both created on demand."""
+    """Network and its float results on test data, both computed on first use."""
 
     name: str
     make: Callable[[], Network]
@@ -499,7 +499,7 @@ class Trained:
     floats: Array | None = None
 
     def judge(self, variant: Variant, folder: Path) -> list[float]:
-        """Judge a variant, as `judge` does."""
+        """Evaluate a variant with `judge`."""
         if self.network is None or self.floats is None:
             self.network = self.make()
             self.floats = results(self.network.model, self.network.fresh)
@@ -524,7 +524,7 @@ def lines(
     cache: ResultCache,
     is_timed: bool,
 ) -> Iterator[str]:
-    """Yield the table lines of a network, one training after the other to save memory."""
+    """Yield the table rows of a network, one training at a time to save memory."""
     measures: dict[str, list[list[float]]] = {way.name: [] for way in variants}
     failed: dict[str, str] = {}
     gains = {way.name: " | " for way in variants}

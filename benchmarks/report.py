@@ -104,6 +104,7 @@ def measure_limits(peak: MachinePeak) -> Limits:
                 np.copyto(copy, source)
             spent.append(time.perf_counter() - start)
         copies.append((size, size * calls / min(spent)))
+    # 2^62 stands for any larger size: the bandwidth of main memory.
     return Limits(peak.flops, (*copies, (1 << 62, peak.bandwidth)))
 
 
@@ -111,6 +112,7 @@ def best_of(reports: Sequence[Report]) -> Report:
     """Return the first report with each call's minimum over all reports, which have the
     same calls.
     """
+    # Disturbances only lengthen a call, so the minimum of each is the best estimate.
     calls = tuple(
         replace(same[0], duration=min(call.duration for call in same))
         for same in zip(*(r.calls for r in reports), strict=True)
@@ -221,7 +223,7 @@ def markdown(rows: Sequence[Record], note: str = "", name: str = "performance") 
 
 
 def summary(rows: Sequence[Record], engines: Sequence[str]) -> str:
-    """Return the geometric means over each peer, and over the best peer of each model."""
+    """Return the geometric mean speed-up over each peer, and over the best peer of each model."""
     sentences = []
     for engine in engines[1:]:
         figures = [row["engines"][engine] for row in rows if engine in row["engines"]]
@@ -316,7 +318,7 @@ def _peers(axis: Axis, rows: Sequence[Record]) -> None:
 
 
 def _ratio(row: Record, engine: str) -> float | None:
-    """Return an engine's time relative to ours; None if it fails or its result differs."""
+    """Return an engine's time relative to Ekiden's; None if it fails or its result differs."""
     figures = row["engines"].get(engine, {})
     return figures.get("speedup") if agrees(figures) else None
 

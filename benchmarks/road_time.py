@@ -39,7 +39,7 @@ def model(name: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def one(name: str, road: str) -> None:
-    """Print the seconds of both parts."""
+    """Print the seconds of exporting and of compiling one model."""
     import torch
 
     import ekiden
@@ -58,8 +58,9 @@ def one(name: str, road: str) -> None:
 
 
 def apart(name: str, road: str) -> list[float]:
-    """Return the seconds of both parts, from a separate process."""
+    """Return the seconds of exporting and of compiling, measured in a fresh process."""
     with tempfile.TemporaryDirectory() as cache:
+        # An empty cache for each run: the compilation must be cold.
         environment = dict(os.environ, EKIDEN_CACHE_DIR=cache, HF_HUB_OFFLINE="1")
         command = [sys.executable, __file__, "--one", name, road]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -68,7 +69,7 @@ def apart(name: str, road: str) -> list[float]:
 
 
 def main() -> None:
-    """Print a row for each model and road."""
+    """Print a row for each model and frontend."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--runs", type=int, default=1)

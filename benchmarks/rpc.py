@@ -113,7 +113,7 @@ WHAT = ("call", "tensor up", "tensor down", "file up", "file down")
 
 
 def sides(program: str, peer: str | None) -> dict[str, tuple[str, str]]:
-    """Return the interpreter and program of each side by name."""
+    """Return the interpreter and program of each compared client by name."""
     from_c = EKIDEN.format(start=C_SERVER.format(program=program))
     programs = {
         "loopback": (sys.executable, MEASURE + SOCKETS),

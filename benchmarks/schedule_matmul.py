@@ -51,7 +51,7 @@ def matmul(rows: object, size: int) -> PrimFunc:
 
 
 def scheduled(func: PrimFunc) -> tir.Schedule:
-    """Return it tiled in registers by ROWS x VECTORS vectors, over packed panels of B."""
+    """Return the product tiled to ROWS x VECTORS vectors in registers, over packed panels of B."""
     sch = tir.Schedule(func)
     block = sch.get_block("C")
     copy = sch.cache_write(block, 0, "register")
@@ -68,6 +68,7 @@ def scheduled(func: PrimFunc) -> tir.Schedule:
     sch.unroll(row)
     sch.unroll(vector)
     sch.vectorize(lane)
+    # After tiling: the initialization moves in front of the reduction loop, outside its body.
     sch.decompose_reduction(block, r)
     panel = sch.cache_read(block, 1, "global")
     sch.compute_at(panel, j_tile)
@@ -90,7 +91,7 @@ def arguments(rows: int, size: int) -> list[object]:
 
 
 def best_times(calls: Sequence[Callable[[], object]], rounds: int, number: int = 1) -> list[float]:
-    """Return the minimum CPU time of each call, measured in turns."""
+    """Return the minimum CPU seconds of each call, measured alternately."""
     best = [float("inf")] * len(calls)
     for _ in range(rounds):
         for n, call in enumerate(calls):
@@ -111,8 +112,8 @@ def share_of_peak(size: int) -> float:
 
 
 def symbolic_share(size: int, counts: Sequence[int]) -> list[float]:
-    """Return for each number of rows the speed of the symbolic kernel relative to the specialized
-    one.
+    """Return the speed of the kernel with symbolic rows relative to the specialized one, for each
+    row count.
     """
     any_rows = build(te.size_var("m"), size)
     shares = []

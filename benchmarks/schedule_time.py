@@ -90,6 +90,7 @@ def main() -> None:
     target = Target.host()
     func = convolution()
     gc.collect()
+    # Objects of the imports leave the collector, which would otherwise scan them while timing.
     gc.freeze()
     sch, *scheduling = timed(lambda: schedule(func), runs)
     lowered, *lowering = timed(lambda: lower(sch.func, target), runs)

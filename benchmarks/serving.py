@@ -99,7 +99,7 @@ uvloop.run(main())
 
 
 def model() -> onnx.ModelProto:
-    """Return layers of WIDTH, for any number of rows."""
+    """Return an ONNX model of dense layers of WIDTH units, for a dynamic batch."""
     rng = np.random.default_rng(0)
     sizes = [64, WIDTH, WIDTH, 16]
     nodes, weights, at = [], [], "x"
@@ -126,7 +126,7 @@ def free_port() -> int:
 
 
 def take_first_core() -> None:
-    """Bind this process to the first core, leaving the others for the load."""
+    """Pin this process to the first core, leaving the others to the load generator."""
     os.sched_setaffinity(0, CORES[:1])
 
 
@@ -170,7 +170,7 @@ class Request:
 
 @dataclass
 class Connection:
-    """A connection with at most one request in flight."""
+    """HTTP connection with at most one request in flight."""
 
     sock: socket.socket
     data: bytearray = field(default_factory=bytearray)
@@ -206,6 +206,7 @@ def connections(port: int, count: int) -> Iterator[tuple[selectors.BaseSelector,
     opened = []
     for _ in range(count):
         opened.append(Connection(socket.create_connection(("127.0.0.1", port))))
+        # Nagle's algorithm would delay small requests.
         opened[-1].sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         selector.register(opened[-1].sock, selectors.EVENT_READ, opened[-1])
     try:
@@ -217,7 +218,9 @@ def connections(port: int, count: int) -> Iterator[tuple[selectors.BaseSelector,
 
 
 def closed_loop(port: int, requests: Sequence[bytes], clients: int, seconds: float) -> list[float]:
-    """Send a request on each connection when its answer arrives, and return the seconds of each."""
+    """Send the next request on a connection when its response arrives; return all latencies in
+    seconds.
+    """
     times: list[float] = []
     with connections(port, clients) as (selector, all_of_them):
         start = time.perf_counter()
@@ -235,8 +238,8 @@ def closed_loop(port: int, requests: Sequence[bytes], clients: int, seconds: flo
 def open_loop(
     port: int, requests: Sequence[bytes], rate: float, seconds: float, clients: int
 ) -> list[float]:
-    """Send `rate` requests per second at fixed times, and return the seconds of each since it was
-    due.
+    """Send requests at a fixed rate; return all latencies in seconds, counted from the scheduled
+    time.
     """
     times: list[float] = []
     count = int(rate * seconds)
@@ -245,6 +248,8 @@ def open_loop(
         while len(times) < count:
             current_time = time.perf_counter()
             while next_one < count and start + next_one / rate <= current_time and free:
+                # Latency counts from the due time, so that queueing is not omitted (coordinated
+                # omission).
                 free.pop().send(requests[next_one % len(requests)], start + next_one / rate)
                 next_one += 1
             due = start + next_one / rate - time.perf_counter()
@@ -281,7 +286,7 @@ def by_wrk(port: int, request: Request, clients: int, seconds: float) -> dict[st
 def by_grpc(
     port: int, models: Sequence[str], x: np.ndarray, clients: int, seconds: float
 ) -> list[float]:
-    """Return the seconds of grpcio calls, `clients` at once, to the models in turn."""
+    """Return the latencies in seconds of `clients` concurrent gRPC callers."""
     calls = []
     for name in models:
         port_of_x = {"name": "x", "datatype": "FP32", "shape": list(x.shape)}
@@ -311,7 +316,7 @@ def by_grpc(
 
 @dataclass
 class Times:
-    """The latency percentiles of each round."""
+    """Latency percentiles of each round."""
 
     rounds: list[tuple[float, float]] = field(default_factory=list)
 
@@ -321,7 +326,7 @@ class Times:
         self.rounds.append((p50, p99))
 
     def row(self) -> dict[str, float]:
-        """Return milliseconds: the median of the rounds, and of the quietest quarter of them."""
+        """Return milliseconds: the median of all rounds, and of the quietest quarter of them."""
         p50, p99 = np.median(self.rounds, axis=0).tolist()
         calm = np.quantile([r[1] for r in self.rounds], 0.25)
         return {"p50": round(p50, 3), "p99": round(p99, 3), "p99_calm": round(float(calm), 3)}
@@ -329,7 +334,7 @@ class Times:
 
 @dataclass
 class Subject:
-    """A server and a kind of request: lines of the report."""
+    """Server and kind of request under test: some lines of the report."""
 
     name: str
     port: int
@@ -376,7 +381,7 @@ class Subject:
 
 @dataclass
 class Calls:
-    """A subject over gRPC."""
+    """gRPC server and kind of call under test."""
 
     name: str
     port: int
@@ -407,7 +412,7 @@ class Calls:
 
 
 def stolen() -> float:
-    """Return the seconds the hypervisor took away, over all cores."""
+    """Return the steal time of all cores in seconds: what the hypervisor took away."""
     return int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
@@ -467,6 +472,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, servers(Path(name)) as ports:
+        # The servers have the first core, the load generator the others.
         os.sched_setaffinity(0, CORES[1:] or CORES)
         selected = [
             line_subject

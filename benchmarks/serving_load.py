@@ -49,13 +49,13 @@ Body = tuple[str, bytes, dict[str, str]]
 
 
 def repeated(head: bytes, unit: bytes, tail: bytes, size: int) -> bytes:
-    """Return a body of about `size` bytes, mostly one unit repeated."""
+    """Return `head`, repetitions of `unit` and `tail`, together about `size` bytes."""
     count = (size - len(head) - len(tail)) // (len(unit) + 1)
     return head + b",".join([unit] * count) + tail
 
 
 def tensor(datatype: str, unit: bytes, size: int, *, nested: bool = False) -> bytes:
-    """Return a request whose tensor has as many values as fit."""
+    """Return an inference request of about `size` bytes with one tensor."""
     count = (size - 200) // (len(unit) + 1 + nested) // 4 * 4
     row = b"[" + b",".join([unit] * 4) + b"]"
     values = b",".join([row] * (count // 4)) if nested else b",".join([unit] * count)
@@ -64,7 +64,7 @@ def tensor(datatype: str, unit: bytes, size: int, *, nested: bool = False) -> by
 
 
 def forms(size: int) -> Iterator[tuple[str, Body]]:
-    """Yield bodies by name, each of about `size` bytes."""
+    """Yield HTTP bodies of about `size` bytes by name."""
     start = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":['
     texts = {
         "numbers": tensor("FP32", b"1.5", size),
@@ -104,7 +104,7 @@ def forms(size: int) -> Iterator[tuple[str, Body]]:
 
 
 def grpc_forms(size: int) -> Iterator[tuple[str, bytes]]:
-    """Yield messages of gRPC by name, each of about `size` bytes."""
+    """Yield gRPC messages of about `size` bytes by name."""
     rows = size // 16
     port = {"name": "x", "datatype": "FP32", "shape": [rows, 4]}
     raw = message("ModelInferRequest", model_name="m", inputs=[port],
@@ -137,7 +137,7 @@ def varint(value: int) -> bytes:
 
 @dataclass
 class Server:
-    """A server's process and ports."""
+    """Server process with its ports."""
 
     process: subprocess.Popen[str]
     port: int
@@ -172,7 +172,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 def ping(port: int, control: Connection) -> None:
-    """Poll the health endpoint; tell the seconds of each answer when asked, and begin anew."""
+    """Poll the health endpoint, and report the longest response time on request."""
     request = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     times: list[float] = []
     with socket.create_connection(("127.0.0.1", port), 60) as connection:
@@ -225,7 +225,9 @@ def call(port: int, data: bytes) -> tuple[str, int]:
 def measure(
     target: Server, control: Connection, name: str, size: int, send: Callable[[], tuple[str, int]]
 ) -> dict[str, object]:
-    """Send one request while polling health; return what it took."""
+    """Send one request while the health endpoint is polled; return time, memory and
+    responsiveness.
+    """
     control.send(True)
     if not control.poll(60):
         raise RuntimeError("health is not answered within a minute")

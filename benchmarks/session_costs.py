@@ -66,7 +66,7 @@ PROGRAMS = {"first call of a session, ms": FIRST_CALL, "requests a second": REQU
 
 
 def measure(python: str, program: str, seconds: float) -> float:
-    """Run a program with an interpreter; the number that it prints last."""
+    """Run a program with an interpreter, and return the last number that it prints."""
     words = [python, "-c", program, str(seconds)]
     run = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")
     if run.returncode:
@@ -75,11 +75,12 @@ def measure(python: str, program: str, seconds: float) -> float:
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the median from the order statistics of the ratios
-    (sign test, binomial).
+    """Return the distribution-free 95 % confidence interval of the median (sign test on order
+    statistics).
     """
     ordered, count = sorted(ratios), len(ratios)
     tail, rank = 0.0, 0
+    # Each tail of the binomial(n, 1/2) holds at most 2.5 %.
     while rank < count // 2 and (tail := tail + math.comb(count, rank) / 2**count) <= 0.025:
         rank += 1
     low = max(rank - 1, 0)
@@ -98,6 +99,7 @@ def main() -> None:
     for name, program in PROGRAMS.items():
         numbers: dict[str, list[float]] = {"before": [], "after": []}
         for round_index in range(options.rounds):
+            # The order alternates, so that drift of the machine cancels out.
             order = ["before", "after"] if round_index % 2 == 0 else ["after", "before"]
             for side in order:
                 python = options.before if side == "before" else sys.executable

@@ -52,7 +52,7 @@ DEFAULT_ULPS = 3
 
 @dataclass
 class Check:
-    """A comparison of two results of a program."""
+    """Comparison of two results of a program."""
 
     kind: str
     """expect_eq, expect_close or expect_almost_eq."""
@@ -64,7 +64,7 @@ class Check:
 
 @dataclass
 class Case:
-    """A program that checks its own results."""
+    """Program that checks its own results."""
 
     name: str
     program: bytes
@@ -91,7 +91,9 @@ _PAIR = re.compile(
 
 
 def generic(text: str) -> str:
-    """Return a program with its checks in MLIR's generic form: the parser has no such dialect."""
+    """Return a program with its `check` operations in MLIR's generic form, since the parser lacks
+    that dialect.
+    """
 
     numbers = count()
 
@@ -115,7 +117,7 @@ def generic(text: str) -> str:
 
 
 def cases_of(path: Path, root: Path) -> Iterator[Case | str]:
-    """Yield the programs of a file; for parts that cannot be parsed, their name."""
+    """Yield the programs of a file, or the name of each part that cannot be parsed."""
     modules = path.read_text().split("// -----")
     for number, module_text in enumerate(modules):
         name = f"{path.relative_to(root)}" + (f":{number}" if len(modules) > 1 else "")
@@ -185,7 +187,9 @@ def _check_name(operation: ir.Operation) -> str:
 
 
 def _lifted(module: ir.Module, main: ir.Operation, block: ir.Block) -> list[Any]:
-    """Turn the real tensors returned by `@inputs` into program inputs, and return their values."""
+    """Turn the real tensors that `@inputs` returns into parameters of `main`, and return their
+    values.
+    """
     bodies = {
         function_view.operation.attributes["sym_name"].value: function_view.operation.regions[
             0
@@ -216,7 +220,7 @@ def _lifted(module: ir.Module, main: ir.Operation, block: ir.Block) -> list[Any]
 def _results(
     check_operations: Sequence[ir.Operation], block: ir.Block
 ) -> tuple[list[ir.Value], list[Check]]:
-    """Return the compared values as results of the program, and the comparisons."""
+    """Make the compared values results of the program, and return them with the comparisons."""
     results: list[ir.Value] = []
     checks = []
     for check in check_operations:
@@ -308,7 +312,7 @@ def _shown(mine: Any, expected: Any) -> str:  # noqa: ANN401
 
 
 def work(paths: Sequence[str], root: str, connection: Connection) -> None:
-    """Send a message for each program of these files: its start, and how it fared."""
+    """Run the programs of these files, sending a message before and after each."""
     for path in paths:
         for case in cases_of(Path(path), Path(root)):
             if isinstance(case, str):
@@ -350,6 +354,7 @@ def sweep(paths: Sequence[Path], root: Path, limit: float) -> Iterator[tuple[str
         process.kill()
         process.join()
         yield "ended", name or path, "out of time, or the process died"
+        # The process is gone, and with it the rest of the file that it was reading.
         remaining = remaining[remaining.index(path) + 1 :]
 
 

@@ -30,7 +30,7 @@ STEPS, ROUNDS = 8, 5
 
 
 def texts(options: argparse.Namespace, vocabulary: int) -> list[Text]:
-    """Return prompts with the lengths of their answers."""
+    """Return random prompts with the lengths of their answers."""
     rng = np.random.default_rng(options.seed)
     requests = []
     for _ in range(options.streams):
@@ -42,7 +42,7 @@ def texts(options: argparse.Namespace, vocabulary: int) -> list[Text]:
 
 
 def run(engine: llm.Engine, requests: Sequence[Text]) -> tuple[float, list[list[int]]]:
-    """Return the seconds, and the answers."""
+    """Generate all answers, and return the seconds and the answers."""
     start = time.perf_counter()
     streams = [engine.submit(prompt, sampling) for prompt, sampling in requests]
     answers = [list(stream) for stream in streams]
@@ -50,7 +50,7 @@ def run(engine: llm.Engine, requests: Sequence[Text]) -> tuple[float, list[list[
 
 
 class RunningTexts:
-    """Some texts past their prompts, which continue as long as requested."""
+    """Streams past their prompts that decode as long as requested."""
 
     def __init__(self, model: llm.Model, count: int, options: argparse.Namespace) -> None:
         engine = llm.Engine(model, sequences=count, chunk=options.chunk, steps=options.steps)
@@ -81,7 +81,7 @@ class RunningTexts:
 
 
 def prompt_rate(model: llm.Model, options: argparse.Namespace) -> float:
-    """Return the tokens per second of a prompt that fills a step."""
+    """Return the tokens per second of a prompt that fills a chunk."""
     engine = llm.Engine(model, sequences=1, chunk=options.chunk)
     rng = np.random.default_rng(time.perf_counter_ns())
     prompt = rng.integers(LEAST, model.config.vocabulary, options.chunk)
@@ -92,7 +92,9 @@ def prompt_rate(model: llm.Model, options: argparse.Namespace) -> float:
 
 
 def rates(model: llm.Model, options: argparse.Namespace) -> tuple[float, float, float]:
-    """Return the rates of one running text, of all of them, and of prompts, measured in turns."""
+    """Return the decoding rate of one stream, of all streams, and the prefill rate, measured
+    alternately.
+    """
     several = [RunningTexts(model, count, options) for count in (1, options.streams)]
     samples = [
         (*(running_texts.rate() for running_texts in several), prompt_rate(model, options))

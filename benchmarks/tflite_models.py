@@ -50,19 +50,20 @@ def calls(path: str) -> dict[str, Call]:
 
 
 def drawn(detail: dict[str, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Return a random input described by LiteRT: small numbers that may also serve as indices."""
+    """Return a random input as LiteRT describes it: small numbers, which are valid indices too."""
     if np.issubdtype(detail["dtype"], np.floating):
         return rng.standard_normal(detail["shape"]).astype(detail["dtype"])
     return rng.integers(0, 100, detail["shape"]).astype(detail["dtype"])
 
 
 def medians(timed: dict[str, Call], seconds: float) -> dict[str, float]:
-    """Return the median microseconds of each call."""
+    """Return the median duration of each call in microseconds."""
     counts, samples = {}, {name: list[float]() for name in timed}
     for name, call in timed.items():
         call()
         begin = time.perf_counter()
         call()
+        # Repeated until a turn takes ROUND_S: single calls are near the clock's resolution.
         counts[name] = max(1, round(ROUND_S / (time.perf_counter() - begin)))
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:

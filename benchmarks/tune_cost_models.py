@@ -30,7 +30,7 @@ def rank_correlation(a: list[float], b: list[float]) -> float:
 
 
 def recall(guessed: list[float], true: list[float]) -> float:
-    """Return the share of the best tenth that is also predicted to be in the best tenth."""
+    """Return the share of the truly best tenth that is predicted to be in the best tenth."""
     count = max(1, len(true) // 10)
     best = set(np.argsort(true)[:count].tolist())
     return len(best & set(np.argsort(guessed)[:count].tolist())) / count

@@ -51,7 +51,7 @@ def models(options: argparse.Namespace) -> Iterator[tuple[str, Path, Feed, Seque
 
 
 def dims_of(exe: ekiden.Executable, feed: Feed) -> dict[str, int]:
-    """Return the sizes of a model's symbols for these inputs."""
+    """Return the sizes of a model's symbolic dimensions for these inputs."""
     pairs = [(d, n) for i in exe.inputs for d, n in zip(i.shape, feed[i.name].shape, strict=True)]
     return {d: n for d, n in pairs if isinstance(d, str) and d.isidentifier()}
 
@@ -77,8 +77,8 @@ def tune(options: argparse.Namespace) -> None:
 
 
 def each_kernel(session: Session, trials: int) -> None:
-    """Run so many trials of every kernel, the heaviest first: how far defaults are behind is asked
-    of those too that a search for the speed of a model leaves alone.
+    """Run this many trials of every kernel, the heaviest first, including those that whole-model
+    tuning skips.
     """
     heaviest = sorted(session.tasks, key=lambda t: t.calls * t.flops, reverse=True)
     states = []
@@ -161,12 +161,13 @@ def difference(a: Sequence[np.ndarray], b: Sequence[np.ndarray], tolerance: Sequ
 def in_turns(
     plain: ekiden.Executable, tuned: ekiden.Executable, feed: Feed
 ) -> tuple[float, float, float]:
-    """Return (median of the rounds' ratios, ratio of the minima, untuned seconds)."""
+    """Return the median of the rounds' ratios, the ratio of the minima, and the untuned seconds."""
     runs = [lambda exe=exe: exe(**feed) for exe in (plain, tuned)]
     once = min(timed(runs[0], 1) for _ in range(3))
     count = max(1, math.ceil(ROUND_S / once))
     times: list[list[float]] = [[], []]
     for round_index in range(ROUNDS):
+        # The order alternates, so that warm caches favour neither.
         for at in (0, 1) if round_index % 2 else (1, 0):
             times[at].append(timed(runs[at], count))
     middle = statistics.median(a / b for a, b in zip(*times, strict=True))
@@ -174,7 +175,7 @@ def in_turns(
 
 
 def timed(call: Any, count: int) -> float:  # noqa: ANN401  whatever runs
-    """Return the thread seconds of a call."""
+    """Return the thread CPU seconds of `count` calls."""
     started = time.thread_time()
     for _ in range(count):
         call()

@@ -41,8 +41,8 @@ SEARCHES: dict[str, Search] = {
 
 
 def in_torch(name: str, x: torch.Tensor, w: torch.Tensor | None) -> Callable[[], torch.Tensor]:
-    """Return the computation in PyTorch, with channels last where possible and weights in its own
-    layout.
+    """Return the computation in PyTorch, channels last where possible and with prepacked
+    weights.
     """
     f = torch.nn.functional
     if name == "GMM":
@@ -74,7 +74,7 @@ def in_torch(name: str, x: torch.Tensor, w: torch.Tensor | None) -> Callable[[],
 
 
 def in_onnx_runtime(name: str, x: np.ndarray, w: np.ndarray | None) -> Callable[[], object]:
-    """Return the computation in ONNX Runtime: channels first, weights known at load time."""
+    """Return the computation in ONNX Runtime, channels first and with constant weights."""
     attrs: dict[str, object] = {}
     if name in CONVOLUTIONS:
         assert w is not None
@@ -135,7 +135,7 @@ def compiled(
 
 
 def in_turns(calls: list[Callable[[], object]]) -> list[float]:
-    """Return the minimum thread time of each call, after one that warms the caches for its data."""
+    """Return the minimum thread CPU time of each call, after one that warms the caches."""
     best = [math.inf] * len(calls)
     for _ in range(ROUNDS):
         for n, call in enumerate(calls):

@@ -31,7 +31,9 @@ BEHIND_RATIO = 0.9
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel: the default's seconds, the best's relative time, the trials, and the decisions."""
+    """Tuned kernel: the default's seconds, the best trial's relative time, the trials, and both
+    decisions.
+    """
 
     task: Task
     seconds: float

@@ -30,7 +30,9 @@ Run = Callable[[], object]
 
 
 def programs() -> dict[str, list[Instruction]]:
-    """Return what is repeated; $0 is a tensor of one element, $1 an integer, $2 a pair."""
+    """Return the measured instruction sequences by name; $0 is a one-element tensor, $1 an integer,
+    $2 a pair.
+    """
     call = {"packed_index": 0, "output_size": 1}
     return {
         "empty": [],
@@ -95,7 +97,7 @@ def _image(executable: Executable) -> bytes:
 
 
 def minima(runs: dict[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
-    """Return the minimum seconds of each run over rounds in which they alternate."""
+    """Return the minimum duration of each run in seconds over alternating rounds."""
     best = dict.fromkeys(runs, float("inf"))
     for _ in range(rounds):
         for name, run in runs.items():
@@ -134,6 +136,7 @@ def chain() -> None:
     values = [helper.make_tensor_value_info(n, 1, [1]) for n in ("x", "one", "y")]
     graph = helper.make_graph(nodes, "chain", values[:2], values[2:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    # Without fusion each node stays one kernel call.
     with PassContext(config={"relay.FuseOps.max_depth": 1}):
         ours = ekiden.compile(model)
         native = ekiden.compile(model, executor="aot")

@@ -16,7 +16,9 @@ CALLS = 100_000
 
 
 def nanoseconds(function: Callable[..., object], *args: object) -> float:
-    """Return the time of a call: the best of five rounds, minus that of an empty function."""
+    """Return the nanoseconds of a call: the best of five rounds, minus that of an empty
+    function.
+    """
 
     def empty(*args: object) -> None:
         return None

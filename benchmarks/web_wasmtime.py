@@ -36,7 +36,7 @@ DTYPES = {(2, 32): "float32", (2, 64): "float64", (0, 64): "int64", (0, 32): "in
 
 
 class Runtime:
-    """An instance of the runtime."""
+    """Instance of the WebAssembly runtime."""
 
     def __init__(self, wasm: bytes) -> None:
         self.engine = Engine()
@@ -73,9 +73,10 @@ class Runtime:
         return result if result is None or result >= 0 else int(result)
 
     def place(self, text: int, size: int, addresses: int, data: int) -> int:
-        """Instantiate a kernel module."""
+        """Instantiate a kernel module in the runtime's memory and table."""
         module = Module(self.engine, bytes(self.memory.read(self.store, text, text + size)))
         room = bytes(self.memory.read(self.store, text, text + 64))
+        # Functions of the module are called through the runtime's indirect function table.
         first = self.table.grow(self.store, _places(room), None)
         constant = GlobalType(ValType.i32(), False)
         imports: list[Any] = [
@@ -116,7 +117,7 @@ class Runtime:
         return at
 
     def check(self, code: int) -> None:
-        """Raises RuntimeError with the runtime's error."""
+        """Raise RuntimeError with the runtime's last error unless the status is 0."""
         if code == 0:
             return
         error = self.c("ek_error_take") & 0xFFFFFFFF
@@ -184,11 +185,12 @@ class Runtime:
 
 
 def _places(head: bytes) -> int:
-    """Return how many table entries a module takes, from its section `dylink.0`."""
+    """Return the number of table entries that a module needs, from its `dylink.0` section."""
     at = head.index(b"dylink.0") + 9
     numbers: list[int] = []
     value = shift = 0
     while len(numbers) < 4:
+        # Unsigned LEB128: 7 bits a byte, the lowest first.
         value |= (head[at] & 0x7F) << shift
         shift += 7
         if head[at] < 0x80:

@@ -111,8 +111,8 @@ class Compiled:
 
 
 def _compiled(model: Any) -> Any:  # noqa: ANN401
-    """Return an executable; the CPU time of its compilation, workers included, and of its slowest
-    phase are recorded, since other load on the machine changes only the wall time.
+    """Return an executable, recording the CPU time of its compilation, workers included, and its
+    slowest phase.
     """
     import ekiden
     from ekiden.ir.timings import Timings
@@ -131,7 +131,7 @@ def _compiled(model: Any) -> Any:  # noqa: ANN401
 
 
 def _export(model: Model, is_dynamic: bool, folder: Path) -> Engines:
-    """Return the engines for the torch.export road."""
+    """Return the engines on the torch.export frontend."""
     import torch
 
     examples, shapes = _examples(
@@ -150,8 +150,8 @@ def _tier() -> str:
 
 
 def _examples(model: Model, is_dynamic: bool) -> tuple[tuple[Any, ...], Any]:
-    """Return an exporter's example inputs and dynamic shapes; an example size of 1 would be taken
-    for a constant.
+    """Return an exporter's example inputs and dynamic shapes; a size of 1 would be specialized as a
+    constant.
     """
     from torch.export import Dim
 
@@ -165,7 +165,7 @@ def _examples(model: Model, is_dynamic: bool) -> tuple[tuple[Any, ...], Any]:
 
 
 def _larger(model: Model, by: Mapping[str, int]) -> list[Any]:
-    """Return the inputs with axes of these names extended by repeating their contents."""
+    """Return the inputs with the named axes enlarged by repeating their contents."""
     import torch
 
     inputs = []
@@ -232,8 +232,8 @@ def _onnx(uses_dynamo: bool) -> Callable[[Model, bool, Path], Engines]:
 
 
 def _onnx_either(model: Model, is_dynamic: bool, folder: Path) -> Engines:
-    """Use the tracing exporter, which is fast, and fall back to the other one if its file is
-    invalid.
+    """Return the engines on the fast tracing ONNX exporter, or on the dynamo exporter if its file
+    is invalid.
     """
     import onnx
 
@@ -251,8 +251,8 @@ def _onnx_either(model: Model, is_dynamic: bool, folder: Path) -> Engines:
 
 
 def _teach_exporter() -> None:
-    """Register an exporter for differences, which attention masks use: the exporter that traces has
-    none, and the other takes minutes for steps that are written out.
+    """Register an ONNX symbolic for `diff`, which attention masks use: the tracing exporter lacks
+    one, and the other takes minutes on unrolled steps.
     """
     from torch.onnx import register_custom_op_symbolic, symbolic_helper
 
@@ -271,7 +271,7 @@ def _teach_exporter() -> None:
 
 
 def _check_shapes(path: Path) -> None:
-    """Raises ONNX Runtime's error for a file with inconsistent shapes."""
+    """Raise ONNX Runtime's error for a file with inconsistent shapes."""
     try:
         _onnx_runtime(path, [])
     except Exception as error:  # of any kind: what it has no kernel for is a file all the same
@@ -495,8 +495,8 @@ twice what one makes of a number in float32, up or down at random."""
 
 
 def _moves(model: Model, expected: Sequence[Any]) -> bool:
-    """Return whether PyTorch's results vary by more than the tolerance when inputs are perturbed by
-    a rounding error, or even without: through random numbers, ties of boxes, or cancellation.
+    """Return whether PyTorch's results change by more than the tolerance under a perturbation of
+    rounding size, or from run to run.
     """
     import torch
 
@@ -542,6 +542,7 @@ def _error(actual: Sequence[Any], expected: Sequence[Any]) -> float:
         a, b = mine.astype(np.float64), theirs.astype(np.float64)
         if not a.size or np.array_equal(a, b, equal_nan=True):
             continue
+        # Relative to the largest finite element of the output.
         scale = float(np.abs(b[np.isfinite(b)]).max(initial=np.finfo(np.float32).tiny))
         with np.errstate(invalid="ignore"):
             difference = np.where(a == b, 0, np.abs(a - b))
@@ -552,8 +553,8 @@ def _error(actual: Sequence[Any], expected: Sequence[Any]) -> float:
 
 
 def _timed(model: Model, calls: Mapping[str, Call], rounds: int) -> dict[str, float]:
-    """Return the other engines' times relative to Ekiden's: medians of thread time measured in
-    turns.
+    """Return the other engines' times relative to Ekiden's: medians of thread CPU time, measured
+    alternately.
     """
     every: dict[str, Call] = {**calls, "eager": lambda inputs: model.module(*inputs)}
     return _in_turns(every, list(model.inputs.values()), rounds)
@@ -566,6 +567,7 @@ def _in_turns(every: Mapping[str, Call], inputs: Sequence[Any], rounds: int) -> 
         for name, call in every.items():
             started = time.thread_time()
             call(inputs)
+            # The first round warms up.
             if round_index:
                 spent[name].append(time.thread_time() - started)
     medians = {name: statistics.median(times) for name, times in spent.items() if times}
@@ -580,7 +582,7 @@ def _in_turns(every: Mapping[str, Call], inputs: Sequence[Any], rounds: int) -> 
 
 
 def run(options: argparse.Namespace) -> None:
-    """Append a line for each model, road and kind of sizes without one."""
+    """Append a result for each model, frontend and kind of sizes that has none."""
     os.environ.update(_ALONE, ZOO_TIER=options.tier)
     if options.keep:
         os.environ["ZOO_KEEP"] = str(options.keep)
@@ -618,6 +620,7 @@ def _prepare(packages: Sequence[str]) -> None:
     for package in packages:
         PACKAGES[package].names()
     threads = os.listdir("/proc/self/task")
+    # Forking with other threads may copy locks that nobody releases.
     assert len(threads) == 1, f"what is forked must have one thread, it has {len(threads)}"
 
 
@@ -654,7 +657,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _apart(key: tuple[str, str, str, str], options: argparse.Namespace) -> dict[str, Any]:
-    """Return a line from a separate process, which is killed with everything it started."""
+    """Return the result from a separate process, which is killed with everything it started."""
     line = dict(zip(("package", "name", "road", "sizes"), key, strict=True))
     with TemporaryDirectory() as folder:
         limits = (options.turns, options.parameters, options.wait)
@@ -677,7 +680,10 @@ def _apart(key: tuple[str, str, str, str], options: argparse.Namespace) -> dict[
 def _in_process(
     key: tuple[str, str, str, str], limits: tuple[int, int, int], gigabytes: int, folder: Path
 ) -> None:
-    """Write a model's line to a file, within limits, in a process group of its own."""
+    """Write the result of one model to a file, under resource limits and in a process group of its
+    own.
+    """
+    # A session of its own, so that killing the group ends the compile processes too.
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (gigabytes << 30, gigabytes << 30))
     with open(folder / "errors.txt", "w") as errors:

@@ -26,16 +26,15 @@ class Model:
 
 
 class TooLargeError(Exception):
-    """Raised for a model with more parameters than allowed."""
+    """Error raised for a model with more parameters than allowed."""
 
 
 def within(max_parameters: int, make: Callable[[], Any]) -> Any:  # noqa: ANN401
-    """Build a module if it has at most so many parameters, checked first without
-    allocating them.
-    """
+    """Build a module if it has at most this many parameters, counted first on the meta device."""
     import torch
 
     try:
+        # Meta tensors have shapes but no storage.
         with torch.device("meta"):
             count = sum(p.numel() for p in make().parameters())
     except (NotImplementedError, RuntimeError):  # not every module can be made so

@@ -49,7 +49,7 @@ _PLACEHOLDER = 3
 
 
 def _few(plain: Any) -> Sizes:  # noqa: ANN401
-    """Return few layers, experts and words."""
+    """Return sizes with few layers, experts and words."""
     sizes = {n: v for n, v in _COUNTS.items() if _number(plain, n) > v}
     for name, value in vars(plain).items():
         if name.endswith("_token_id") and isinstance(value, int) and value > _PLACEHOLDER:
@@ -60,7 +60,7 @@ def _few(plain: Any) -> Sizes:  # noqa: ANN401
 
 
 def _of_heads(width: int) -> Shrink:
-    """Return a shrinker to one width for everything with four heads, since some rotary parameters
+    """Return a shrinker to one width for all fields with four heads, since some rotary parameters
     do not fit narrower heads.
     """
 
@@ -87,10 +87,11 @@ _tiny, _small = _of_heads(_HEAD), _of_heads(4 * _HEAD)
 
 
 def _narrow(plain: Any) -> Sizes:  # noqa: ANN401
-    """Reduce the number of heads at constant width, and all widths accordingly."""
+    """Divide the numbers of heads and all widths by a common factor, at constant head width."""
     sizes = _few(plain)
     heads = [n for n in _HEADS if _number(plain, n) > 1]
     widths = [w for w in _WIDTHS if _number(plain, w)]
+    # A common divisor keeps the width of each head.
     by = gcd(*(_number(plain, n) for n in (*heads, *widths))) if heads else 1
     fewest = min((_number(plain, n) for n in heads), default=1)
     by = next(d for d in range(min(by, fewest // 2 or 1), 0, -1) if by % d == 0)
@@ -100,7 +101,7 @@ def _narrow(plain: Any) -> Sizes:  # noqa: ANN401
 
 
 def _cut(shrink: Shrink) -> Shrink:
-    """Wrap a shrinker so that per-layer lists are cut to the reduced number of layers."""
+    """Return a shrinker that also truncates per-layer lists to the reduced number of layers."""
 
     def cut(plain: Any) -> Sizes:  # noqa: ANN401
         """Return the sizes with per-layer lists cut."""
@@ -131,9 +132,7 @@ _SHRINKERS: Sequence[Shrink] = (
 
 
 def _alike(root: Any, shrink: Shrink) -> Shrink:  # noqa: ANN401
-    """Return a shrinker under which fields equal to a width anywhere in a configuration change with
-    it.
-    """
+    """Return a shrinker that also changes all fields equal to a shrunk width."""
     became: dict[int, int] = {}
     for inner_config in _ConfigView(root).configs:
         sizes = shrink(inner_config)
@@ -163,8 +162,8 @@ def _of_number(config: Any, name: str, value: int) -> Sizes:  # noqa: ANN401
 
 
 def _smaller(plain: Any, shrink: Shrink) -> Any:  # noqa: ANN401
-    """Return a configuration, including nested ones, with other sizes; derived fields follow the
-    new sizes.
+    """Return a configuration with other sizes, nested ones included; derived fields are
+    recomputed.
     """
     inner = {name: _smaller(value, shrink) for name, value in _inner(plain).items()}
     return type(plain)(**_said_by_owner(plain) | _left_open(plain) | shrink(plain) | inner)
@@ -175,7 +174,7 @@ _KEPT_APART = ("out_features", "out_indices")
 
 
 def _said_by_owner(plain: Any) -> Sizes:  # noqa: ANN401
-    """Return fields set by the enclosing configuration rather than by the class."""
+    """Return the fields that the enclosing configuration sets rather than the class."""
     usual = type(plain)()
     fields = {n: v for n, v in vars(plain).items() if isinstance(v, (str, list)) and n[0] != "_"}
     overridden = {n: v for n, v in fields.items() if n in vars(usual) and vars(usual)[n] != v}
@@ -184,7 +183,7 @@ def _said_by_owner(plain: Any) -> Sizes:  # noqa: ANN401
 
 
 def _left_open(plain: Any) -> Sizes:  # noqa: ANN401
-    """Return values for fields that a class requires the user to set."""
+    """Return values for the fields that a class has no defaults for."""
     named = [n for n in _REQUIRED_FIELDS if vars(plain).get(n, 0) in (None, [], ())]
     return {n: value for n in named if (value := _REQUIRED_FIELDS[n](plain)) is not None}
 
@@ -209,7 +208,7 @@ def _inner(config: Any) -> dict[str, Any]:  # noqa: ANN401
 
 
 class _ConfigView:
-    """A lookup of a number in a configuration, or in the first nested one that has it."""
+    """View of a configuration that looks up numbers in nested configurations too."""
 
     def __init__(self, config: Any) -> None:  # noqa: ANN401
         self.configs = [config]
@@ -395,7 +394,7 @@ _MAX_TRIALS = 60
 
 
 def _inputs(module: Any, config: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
-    """Yield inputs that a module may accept, likely ones first."""
+    """Yield sets of inputs that a module may accept, the likeliest first."""
     parameters = inspect.signature(module.forward).parameters
     config_view = _ConfigView(config)
     main = module.main_input_name
@@ -431,7 +430,7 @@ def names() -> list[str]:
 
 
 def build(name: str, max_parameters: int) -> Model:
-    """Return a small model of an architecture with positional inputs and tensor results. Raises
+    """Return a small model of an architecture, with positional inputs and tensor outputs. Raises
     TooLargeError if no shrinker makes it small enough, else the first shrinker's error.
     """
     import torch
@@ -466,7 +465,7 @@ def _module(config: Any) -> Any:  # noqa: ANN401
 
 
 def _that_runs(module: Any, config: Any) -> Model:  # noqa: ANN401
-    """Return the module with the first inputs that it accepts. Raises the last error."""
+    """Return the module with the first set of inputs that it accepts. Raises the last error."""
     why: Exception = TypeError("no inputs are known for it")
     for candidate_inputs in _inputs(module, config):
         size_inputs = {n: v for n, v in candidate_inputs.items() if n in _SIZE_INPUTS}
@@ -489,7 +488,7 @@ def _axes(name: str, value: Any) -> dict[int, str]:  # noqa: ANN401
 
 
 def of_tensors(module: Any, names: Sequence[str], fixed_inputs: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Wrap a module so that its inputs are positional and its results tensors."""
+    """Wrap a module so that its inputs are positional and its outputs are tensors."""
     import torch
     from torch.utils._pytree import tree_leaves
 

@@ -41,11 +41,13 @@ PLATFORM = f"linux-{platform.machine()}"
 
 
 class MissingToolError(Exception):
-    """Raised when a tool that a package needs is not installed."""
+    """Error raised when a tool that a package needs is not installed."""
 
 
 def tool(name: str) -> str:
-    """Return the path of a program, beside Python's or on the path. Raises MissingToolError."""
+    """Return the path of a program, from Python's scripts folder or the search path. Raises
+    MissingToolError.
+    """
     search_path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     program = shutil.which(name, path=search_path)
     if program is None:
@@ -54,7 +56,7 @@ def tool(name: str) -> str:
 
 
 def jdk(name: str) -> str:
-    """Return a program of a JDK 22 or later, from JAVA_HOME or /usr/lib/jvm. Raises
+    """Return a program of a JDK from version 22 on, from JAVA_HOME or /usr/lib/jvm. Raises
     MissingToolError.
     """
     homes = [Path(os.environ.get("JAVA_HOME", "/nowhere")), *sorted(Path("/usr/lib/jvm").glob("*"))]
@@ -159,13 +161,13 @@ def web(to: Path) -> Path:
 
 
 def packed(folder: Path, to: Path) -> Path:
-    """Pack a folder as npm publishes it."""
+    """Pack a folder into the tarball that npm publishes."""
     words = [tool("npm"), "pack", "--ignore-scripts", "--pack-destination", to]
     return to / run(words, folder).split()[-1]
 
 
 def typed_docs(name: str) -> Callable[[Path], None]:
-    """Return a function that writes the reference of a package's types with typedoc."""
+    """Return a function that writes a package's API reference with TypeDoc."""
 
     def write(to: Path) -> None:
         words = ["--treatWarningsAsErrors", "--skipErrorChecking", "--readme", "none", "--out", to]
@@ -190,7 +192,7 @@ def rust_docs(to: Path) -> None:
 
 
 def go(to: Path) -> Path:
-    """Archive the module's files, which are a package as they are."""
+    """Archive the files of the Go module, which need no build."""
     archive_base = to / f"ekiden-go-{ekiden.__version__}"
     names = [path for path in (BINDINGS / "go").iterdir() if path.is_file()]
     with tempfile.TemporaryDirectory() as scratch:
@@ -209,7 +211,7 @@ def go_docs(to: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """The builders of a package and its reference."""
+    """Language binding: the builders of its package and of its API reference."""
 
     build: Callable[[Path], Path]
     docs: Callable[[Path], None]

@@ -45,7 +45,7 @@ exec '{python}' -m ziglang {tool} {target} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """A CPython to build for: its version, such as (3, 14), and its header folder."""
+    """CPython to build for: its version, such as (3, 14), and its header folder."""
 
     version: tuple[int, int]
     headers: Path
@@ -57,7 +57,7 @@ class Python:
 
 
 def python_of(text: str) -> Python:
-    """Locate the headers of an interpreter, or take a folder that contains Python.h. Raises
+    """Return the CPython of an interpreter, or of a folder that contains Python.h. Raises
     SystemExit.
     """
     path = Path(text)
@@ -81,10 +81,11 @@ def _text_of(path: Path) -> str:
 
 
 def toolchain(folder: Path, arch: str, headers: Path) -> dict[str, str]:
-    """Write compiler wrappers for a processor into the folder, and return them as CMake
-    variables.
+    """Write zig wrapper scripts for an architecture, and return the CMake variables that select
+    them.
     """
     folder.mkdir(parents=True)
+    # zig links against stubs of this glibc version, so newer symbols cannot slip in.
     target = f"-target {arch}-linux-gnu.{MIN_GLIBC[0]}.{MIN_GLIBC[1]}"
     for tool in ("cc", "ar", "ranlib"):
         path = folder / tool
@@ -106,10 +107,10 @@ def toolchain(folder: Path, arch: str, headers: Path) -> dict[str, str]:
 
 
 def config_for(arch: str, headers: Path, folder: Path) -> Path:
-    """Return a subfolder with the file that Debian's pyconfig.h includes for a processor; empty if
-    the headers contain it or are not Debian's. A Debian package contains only its own
-    processor's file. Another processor's stands in, as non-Debian headers do for all: the
-    processors of `PLATFORMS` have the same type sizes and byte order.
+    """Return an include folder with the architecture-specific pyconfig.h that Debian's header
+    includes; empty if the headers need none. A Debian package contains only its own processor's
+    file. Another processor's stands in, as non-Debian headers do for all: the processors of
+    `PLATFORMS` have the same type sizes and byte order.
     """
     config_dir = folder / "config"
     name = f"{headers.name}/pyconfig.h"
@@ -146,7 +147,9 @@ def build_wheel(python: Python, arch: str, out: Path) -> Path:
 
 
 def audit(wheel: Path) -> None:
-    """Raises SystemExit if auditwheel finds that a wheel requires more than its tag promises."""
+    """Raise SystemExit if auditwheel finds that a wheel requires more than its platform tag
+    promises.
+    """
     command = [sys.executable, "-m", "auditwheel", "show", str(wheel)]
     report = subprocess.run(command, capture_output=True, text=True, check=False)
     report_text = " ".join(report.stdout.split())
@@ -185,9 +188,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build everything; the exit status."""
+    """Build all files of a release; return the exit status."""
     options = parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
+    # Reproducible archives: a fixed timestamp instead of the build time.
     os.environ.setdefault("SOURCE_DATE_EPOCH", "315532800")  # 1980, the first year of zip files
     build_sdist(options.out)
     for arch in options.arch:

@@ -40,7 +40,7 @@ run on a GPU.
 
 
 def figures(compiler_log: str) -> tuple[int, int, int]:
-    """Return (registers, spilled bytes, shared memory bytes)."""
+    """Return (registers, spilled bytes, shared memory bytes) from a ptxas log."""
     registers = re.search(r"Used (\d+) registers", compiler_log)
     shared = re.search(r"(\d+) bytes smem", compiler_log)
     spilled = sum(int(n) for n in re.findall(r"(\d+) bytes spill", compiler_log))
@@ -49,7 +49,7 @@ def figures(compiler_log: str) -> tuple[int, int, int]:
 
 
 def kernels() -> Iterator[tuple[str, DeviceKernel]]:
-    """Yield the cases of the table with their kernels."""
+    """Yield the kernels of every case with the case's name."""
     for name, shared in families.SHARED + families.OTHERS:
         variant = {None: "", 0: ", each thread by itself", 1: ", by memory of the block"}[shared]
         for kernel in cuda.kernels(name, shared):

@@ -39,7 +39,9 @@ LINE_HEIGHT, GLYPH_WIDTH, INDENT_WIDTH, PADDING = 16, 7.0, 14, 8
 
 
 def model() -> onnx.ModelProto:
-    """Return y = softmax(relu(x W1 + b) W2 + x), with two nodes that compilation removes."""
+    """Return the ONNX model y = softmax(relu(x W1 + b) W2 + x), with an identity and a foldable
+    constant.
+    """
     rng = np.random.default_rng(0)
     arrays = {
         "w1": rng.standard_normal((64, 64), np.float32),
@@ -64,7 +66,7 @@ def model() -> onnx.ModelProto:
 
 
 class PassSnapshots(PassInstrument):
-    """Keeps the module before and after the first run of a pass."""
+    """Pass instrument that keeps the module before and after the first run of a pass."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -90,7 +92,7 @@ def main_of(module: IRModule) -> Function:
 
 
 def relay_text(function: Function) -> str:
-    """Return a function as text, without node names and kernel digests."""
+    """Return a function as Relay text, without spans and kernel digests."""
     text = relay.astext(function, show_meta_data=False)
     text = re.sub(r"/\* ty=(?:[^*]|\*(?!/))*?\*/ ?", "", text)
     text = re.sub(r"(?:, )?(?:span|hash)=\"?[^,*)\n]*?(?= \*/|,|\))", "", text)
@@ -102,7 +104,7 @@ def relay_text(function: Function) -> str:
 
 
 def typed_text(module: IRModule) -> str:
-    """Return the main function as text, with types."""
+    """Return the main function as Relay text with type annotations."""
     text = relay.astext(main_of(module), show_meta_data=False)
     text = re.sub(r"meta\[relay\.Constant\]\[(\d+)\]", r"constant\1", text)
     return "\n".join(
@@ -116,7 +118,7 @@ def without_digests(text: str) -> str:
 
 
 def nest(text: str) -> str:
-    """Return Python text as nested boxes in SVG, one per compound statement."""
+    """Return indented code as an SVG of nested boxes, one per compound statement."""
     lines = [
         source_line
         for source_line in text.splitlines()
@@ -145,7 +147,7 @@ def nest(text: str) -> str:
 
 
 def calls(text: str) -> str:
-    """Return bytecode as an SVG picture, with an arrow from each call to its kernel."""
+    """Return bytecode as an SVG with an arrow from each call to its kernel."""
     code = re.findall(r"^\s*(\d+): (.+)$", text, re.MULTILINE)
     kernels = dict(re.findall(r"^PackedFunc\[(\d+)\]: (.+)$", text, re.MULTILINE))
     code_width = max(len(body) for _, body in code) * GLYPH_WIDTH + 60
@@ -198,7 +200,7 @@ def node_list(proto: onnx.ModelProto) -> str:
 
 
 def product() -> tuple[str, tir.PrimFunc]:
-    """Return a matrix product followed by a relu: its `te` source, and its loops."""
+    """Return a matrix product followed by a relu: its `te` source and its loop program."""
     source = (
         'A = te.placeholder((n, 64), name="A")\n'
         'B = te.placeholder((64, 64), name="B")\n'
@@ -217,9 +219,7 @@ def product() -> tuple[str, tir.PrimFunc]:
 
 
 def scheduled(function: tir.PrimFunc) -> tir.Schedule:
-    """Return it tiled by four rows and sixteen columns in registers, with the relu at the end of a
-    tile.
-    """
+    """Return the product with 16-wide vectorized tiles and the relu computed at the tile."""
     sch = tir.Schedule(function)
     block, relu = sch.get_block("C"), sch.get_block("D")
     i, j, k = sch.get_loops(block)
@@ -237,12 +237,12 @@ def fenced(language: str, text: str) -> str:
 
 
 def both(before: tuple[str, str], after: tuple[str, str], first: str = "Before") -> str:
-    """Return a page's before-and-after blocks."""
+    """Return the code fences before and after a stage, with their headings."""
     return f"{first}:\n\n{fenced(*before)}\n\nAfter:\n\n{fenced(*after)}"
 
 
 def stages() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the contents of each page; page -> its picture."""
+    """Return the generated section of each page, and each page's picture."""
     target = Target(TARGET)
     proto = model()
     imported = relay.transform.InferType()(from_onnx(proto))
@@ -308,8 +308,8 @@ def flame_chart() -> str:
 
 
 def filled(page: Path, text: str) -> str:
-    """Return a page with its generated section replaced. Raises SystemExit unless it has exactly
-    one.
+    """Return a page with the text between its generated markers replaced. Raises SystemExit unless
+    it has exactly one.
     """
     name = page.stem
     begin, end = f"<!-- {name}: scripts/generate_concepts.py -->", f"<!-- end of {name} -->"
@@ -325,6 +325,7 @@ def filled(page: Path, text: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write or check the pages, and return the exit status."""
+    # One compile job: the output must not depend on the number of cores.
     os.environ.setdefault("EKIDEN_COMPILE_JOBS", "1")
     texts, pictures = stages()
     files = {PAGES / f"{n}.md": filled(PAGES / f"{n}.md", text) for n, text in texts.items()}

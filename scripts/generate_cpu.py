@@ -34,7 +34,9 @@ HEAD = """\
 
 
 def table(architecture: str) -> str:
-    """Return the C table of an architecture: the detection words, and each feature with its bit."""
+    """Return the C feature table of an architecture: detection word, bit, and register state of
+    each flag.
+    """
     words = DETECTION_WORDS[architecture]
     listed = ", ".join(words)
     rows = [
@@ -81,7 +83,7 @@ def header() -> str:
 
 
 def main() -> int:
-    """Write or check the files; the exit status."""
+    """Write the files, or with --check compare them; return the exit status."""
     return write_or_check({HEADER: header(), PAGE: page()}, Path(__file__).name)
 
 

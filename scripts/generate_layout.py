@@ -62,7 +62,7 @@ NARROW = ("ek_dltensor", "ek_native")
 
 
 class Layout(NamedTuple):
-    """A structure's size, alignment, and member offsets."""
+    """Size, alignment and member offsets of a C structure."""
 
     size: int
     alignment: int
@@ -83,15 +83,19 @@ def layout(name: str, path: str, layouts: dict[str, Layout], width: int) -> Layo
     members, at, alignment = {}, 0, 1
     for declaration in filter(None, map(str.strip, body.split(";"))):
         for member, size, align in _members(declaration, layouts, width):
+            # C's layout rule: each member at a multiple of its alignment.
             at += -at % align
             members[member] = at
             at += size
             alignment = max(alignment, align)
+    # The size is padded to the alignment, so that arrays of the structure stay aligned.
     return Layout(at + -at % alignment, alignment, members)
 
 
 def _union(layouts: dict[str, Layout], width: int) -> object:
-    """Return a substitution for a union: a type as wide as its widest member."""
+    """Return a replacement function that turns a union into an integer type of its widest member's
+    size.
+    """
 
     def replace(match: re.Match[str]) -> str:
         """Return the type that stands in for a union; only its width matters to readers."""
@@ -132,7 +136,7 @@ def _members(
 
 
 def numbers(member: str, prefix: str, path: str) -> dict[str, int]:
-    """Return the constants of the enumeration that contains a member."""
+    """Return the constants of the enumeration that contains a member, without their prefix."""
     for enumeration in re.finditer(r"enum\s*\w*\s*\{([^}]*)\}", plain(path)):
         rows = [entry.strip() for entry in enumeration[1].split(",") if entry.strip()]
         if member not in [row.split("=")[0].strip() for row in rows]:
@@ -146,8 +150,8 @@ def numbers(member: str, prefix: str, path: str) -> dict[str, int]:
 
 
 def services() -> tuple[list[str], list[str]]:
-    """Return what compiled code may import besides instruction bodies: on every processor, and
-    where one lacks an instruction.
+    """Return the runtime functions that compiled code may import on every processor, and those for
+    processors that lack an instruction.
     """
     table = re.search(r"services\[\] = \{(.*?)\n\};", (ROOT / SERVICES).read_text(), re.DOTALL)
     assert table is not None, "ek_services.c has the table"
@@ -173,12 +177,12 @@ def structure(title: str, name: str, struct_layout: Layout) -> list[str]:
 
 
 def both(wide: int, narrow: int) -> str:
-    """Return a C constant for both pointer widths."""
+    """Return a C expression for a constant that depends on the pointer width."""
     return str(wide) if wide == narrow else f"EK_BY_WIDTH({wide}, {narrow})"
 
 
 def texts() -> tuple[str, str]:
-    """Return the Python module and the C assertions."""
+    """Return the generated Python module and the C file of static assertions."""
     wide: dict[str, Layout] = {}
     narrow: dict[str, Layout] = {}
     module, asserts = [HEAD], []
@@ -219,7 +223,7 @@ def texts() -> tuple[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the files, or with --check compare them; the exit status."""
+    """Write the files, or with --check compare them; return the exit status."""
     pairs = zip((MODULE, ASSERTS), texts(), strict=True)
     stale = [(path, text) for path, text in pairs if not path.exists() or path.read_text() != text]
     for path, text in stale:

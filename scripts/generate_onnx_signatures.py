@@ -47,7 +47,7 @@ OPSETS = {opsets}
 
 
 def parameters(schema: onnx.defs.OpSchema, outputs: bool) -> str:
-    """Return the names of the inputs or outputs, with how often each may come."""
+    """Return the names of the inputs or outputs, "?" marking optional and "*N" variadic ones."""
     option = onnx.defs.OpSchema.FormalParameterOption
     words = []
     for parameter in schema.outputs if outputs else schema.inputs:
@@ -57,7 +57,7 @@ def parameters(schema: onnx.defs.OpSchema, outputs: bool) -> str:
 
 
 def attributes(schema: onnx.defs.OpSchema) -> str:
-    """Return the attributes with the letters of their kinds."""
+    """Return the attributes with the letters of their types; "!" marks required ones."""
     words = []
     for name, attribute in sorted(schema.attributes.items()):
         kind = attribute.type.name

@@ -69,7 +69,7 @@ STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 class Row(NamedTuple):
-    """A row of the definition file."""
+    """Opcode definition: one EK_OPCODE row of vm_opcodes.def."""
 
     name: str
     text: str
@@ -80,7 +80,7 @@ class Row(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
-    """Yield the rows of the definition file."""
+    """Yield the opcode definitions in order."""
     definition = re.sub(r"/\*.*?\*/", "", DEFINITION.read_text(), flags=re.DOTALL)
     for name, body in ROW.findall(definition):
         columns = re.split(r'"\s*,', body)
@@ -167,6 +167,7 @@ def accessors_text() -> str:
             where = f"{at}{tail}"
             if letter in LISTS:
                 lines.append(_accessor(row.name, name, "const int32_t *", f"pc + {where}"))
+                # Operands behind a list start at an offset that depends on its length word.
                 tail = f" + {LISTS[letter]}pc[{length_at}]"
                 continue
             if letter == "n":
@@ -176,6 +177,7 @@ def accessors_text() -> str:
                 "t": ("const int32_t *", f"pc + {where}"),
             }.get(letter, ("int32_t ", f"pc[{where}]"))
             lines.append(_accessor(row.name, name, kind, value))
+            # 64-bit integers take two words, dtypes three.
             at += {"I": 2, "t": 3}.get(letter, 1)
         words = f"{at}{tail}"
         lines.append(_accessor(row.name, "words", "int32_t ", words))

@@ -23,7 +23,7 @@ others in one kernel.
 
 
 def field_docs(kind: type[Attrs]) -> dict[str, str]:
-    """Return the docstrings below the fields of an attribute class."""
+    """Return the docstrings below the fields of an attribute class by field name."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -35,7 +35,7 @@ def field_docs(kind: type[Attrs]) -> dict[str, str]:
 
 
 def attributes(definition: OpDef) -> Iterator[str]:
-    """Yield the attribute table of an operator."""
+    """Yield the lines of an operator's attribute table."""
     kind = definition.attrs
     if kind is None:
         return
@@ -52,7 +52,7 @@ def attributes(definition: OpDef) -> Iterator[str]:
 
 
 def columns(definition: OpDef) -> Iterator[str]:
-    """Yield the properties that passes read, "" for those that do not apply."""
+    """Yield the operator properties that passes query; "" for those that do not apply."""
     yield "arguments may change places" if definition.commutes else ""
     yield f"linear: {definition.linear.value}" if definition.linear.name != "NO" else ""
     yield f"transposed: {definition.turns.value}" if definition.turns.name != "NO" else ""
@@ -76,7 +76,7 @@ def columns(definition: OpDef) -> Iterator[str]:
 
 
 def section(definition: OpDef) -> Iterator[str]:
-    """Yield the page's section on one operator."""
+    """Yield the lines of an operator's section."""
     yield f"### `{signature(definition)}`"
     yield ""
     yield definition.description

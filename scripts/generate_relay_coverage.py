@@ -134,8 +134,8 @@ REFUSED = {
 
 
 def status(name: str, is_there: Callable[[str], bool]) -> str:
-    """Return the status of a name. Raises SystemExit for a missing name without an explanation, or
-    an existing one with one.
+    """Return whether a TVM name exists, or why it does not. Raises SystemExit for a missing name
+    without an explanation, or an existing one with one.
     """
     excuses = [t for t in (OTHER, REFUSED) if name in t]
     if is_there(name):

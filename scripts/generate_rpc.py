@@ -83,9 +83,7 @@ table. [What a session may do](security.md#servers).
 
 
 def messages() -> str:
-    """Return a table with a row per message: number, name, letter and name of each field,
-    meaning.
-    """
+    """Return a Markdown table of the messages: number, name, fields and meaning."""
     rows = ["| | message | fields | |", "|--:|---|---|---|"]
     for row in MESSAGES.values():
         named = zip(row.fields, row.names.split(), strict=True)
@@ -161,12 +159,12 @@ def script() -> str:
 
 
 def _system_number(name: str) -> str:
-    """Return the macro of a system call's number."""
+    """Return the C macro of a system call's number, such as SYS_read."""
     return name if name.startswith("__") else f"SYS_{name}"
 
 
 def _c_test(test: Test) -> str:
-    """Return a test as an initialiser of C."""
+    """Return an argument test as a C initializer."""
     names = ("RPC_OWN_PROCESS" if value == OWN_PROCESS else value for value in test.values)
     values = ", ".join(f"(unsigned)({name})" if "_" in name else name for name in names)
     mask = f"(unsigned)({test.mask})" if test.mask else "0xFFFFFFFF"
@@ -179,6 +177,7 @@ def calls_header() -> str:
     tests: list[Test] = []
     rows: list[str] = []
     for call in CALLS:
+        # Calls with equal tests share one run of the table, which the seccomp filter walks.
         begin = next((at for at in range(len(tests)) if _stands_at(tests, at, call)), len(tests))
         if call.tests and begin == len(tests):
             tests += call.tests
@@ -224,7 +223,7 @@ def variables_header() -> str:
 
 
 def _stands_at(tests: list[Test], begin: int, call: Call) -> bool:
-    """Return whether a call's tests are among those before, from there on."""
+    """Return whether a call's tests occur in the table from this index on."""
     return bool(call.tests) and tuple(tests[begin : begin + len(call.tests)]) == call.tests
 
 
@@ -283,7 +282,7 @@ def page() -> str:
 
 
 def main() -> int:
-    """Write or check the files; the exit status."""
+    """Write the files, or with --check compare them; return the exit status."""
     files = {
         HEADER: header(), SCRIPT: script(), PAGE: page(),
         CALLS_HEADER: calls_header(), VARIABLES_HEADER: variables_header(),

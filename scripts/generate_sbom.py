@@ -46,8 +46,8 @@ def name_of(requirement: str) -> str:
 
 
 def built_with(release: Iterable[str]) -> dict[str, str]:
-    """Return the pinned version of each package in BUILT_IN. Raises SystemExit if one is not
-    pinned, since the contents of a wheel would be unknown.
+    """Return the version to which the release extra pins each bundled package. Raises SystemExit if
+    one is not pinned, since the contents of a wheel would be unknown.
     """
     pinned = {name_of(requirement): requirement.partition("==")[2] for requirement in release}
     for key in BUILT_IN:
@@ -63,7 +63,9 @@ def bill(
     extras: dict[str, list[str]],
     built_in: dict[str, str],
 ) -> dict[str, Any]:
-    """Return one package's bill of materials; `built_in` gives the versions of bundled packages."""
+    """Return the CycloneDX bill of materials of one package; `built_in` gives the versions of
+    bundled packages.
+    """
     optional = {
         name_of(optional_requirement): optional_requirement
         for names in extras.values()
@@ -131,7 +133,7 @@ def _built_in(key: str, number: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write both files, and return the exit status."""
+    """Write both files, or with --check compare them; return the exit status."""
     table = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     project, runtime = table["project"], table["tool"]["ekiden-runtime"]
     bills = [

@@ -21,7 +21,7 @@ LINKER = f"{sys.executable} -m ziglang cc -target x86_64-linux-gnu.2.17"
 
 
 def main() -> int:
-    """Write the artifacts of this version; the exit status."""
+    """Write the artifacts of this version; return the exit status."""
     folder = COMPAT / ekiden.__version__.rpartition(".")[0]
     folder.mkdir(exist_ok=True)
     for name, program in PROGRAMS.items():

@@ -37,7 +37,7 @@ NOT_VERBS = frozenset(
 
 @dataclass
 class Measure:
-    """A share of places that break a rule, in percent of all places that it is about."""
+    """Share of places that break a rule, in percent of all places to which it applies."""
 
     rule: str
     limit: float
@@ -57,7 +57,7 @@ class Measure:
 
 
 def lacks_verb(docstring: str) -> bool:
-    """Return whether a docstring begins with something else than a verb."""
+    """Return whether a docstring begins with something other than a verb."""
     word = re.match(r"['\"(]*([A-Za-z]+)", docstring.strip())
     return word is None or word[1].lower() in NOT_VERBS
 
@@ -89,7 +89,9 @@ LIMITS = {"names": 1.0, "docstrings": 1.0}
 
 
 def main() -> int:
-    """Print the measures. Return 1 where one is above its limit."""
+    """Print the share of each rule; return 1 if one is above its limit. Return 1 where one is above
+    its limit.
+    """
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="print each place")
     options = parser.parse_args()

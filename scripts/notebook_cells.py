@@ -13,16 +13,17 @@ from pathlib import Path
 
 
 def show(value: object) -> str:
-    """Return the HTML that a notebook shows for a value."""
+    """Return the HTML that a notebook displays for a value."""
     rich = getattr(value, "_repr_html_", None)
     return f"<pre>{escape(repr(value))}</pre>" if rich is None else str(rich())
 
 
 def run(cell: str, names: dict[str, object], where: str) -> str:
-    """Run a cell; what it prints and what its last expression shows, as HTML.
+    """Run a cell; return its standard output and the value of its last expression as HTML.
 
     Its lines can be read back, as those of a cell can, by decorators that read a function's text.
     """
+    # Tracebacks and inspect.getsource look up the source of a cell here.
     linecache.cache[where] = (len(cell), None, cell.splitlines(keepends=True), where)
     tree = ast.parse(cell)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

@@ -48,7 +48,7 @@ REASONS = {
 
 @dataclass
 class Outcome:
-    """The outcome of a test. reason: why it failed, empty if it passed. note: a remark."""
+    """Outcome of one backend test. reason: why it failed, empty if it passed. note: a remark."""
 
     reason: str
     seconds: float = 0.0
@@ -63,7 +63,9 @@ def load_cases(kind: str) -> list[TestCase]:
 
 
 def run_case(case: TestCase, device: str = "CPU") -> str:
-    """Run a test like ONNX's runner, and return a note. Raises what the test raises."""
+    """Run a test as ONNX's runner does, and return a note on inputs that became constants. Raises
+    what the test raises.
+    """
     model = case.model
     data = case.data_sets
     if model is None:
@@ -79,7 +81,7 @@ def run_case(case: TestCase, device: str = "CPU") -> str:
 
 
 def stored_data(folder: Path, model: onnx.ModelProto) -> Iterator[tuple[list[object], ...]]:
-    """Yield the (inputs, outputs) stored with a model."""
+    """Yield the (inputs, outputs) of each data set stored with a model."""
     for data_set in sorted(folder.glob("test_data_set*")):
         inputs = model.graph.input[: len(list(data_set.glob("input_*.pb")))]
         yield tuple(
@@ -100,7 +102,7 @@ def load_value(path: Path, kind: onnx.TypeProto) -> object:
 
 
 def outcome(case: TestCase, trace: bool = False, device: str = "CPU") -> Outcome:
-    """Run a test; an error becomes the reason."""
+    """Run a test, and return its outcome with any error as the reason."""
     start = time.perf_counter()
     try:
         with warnings.catch_warnings():
@@ -130,7 +132,7 @@ def work(cases: Sequence[TestCase], pipe: Connection, trace: bool, device: str) 
 
 
 class Worker:
-    """A forked process that runs one test at a time."""
+    """Forked process that runs one test at a time."""
 
     def __init__(self, cases: Sequence[TestCase], trace: bool, device: str) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
@@ -148,8 +150,8 @@ class Worker:
         self.pipe.send(at)
 
     def result(self, is_ready: bool, timeout: float) -> Outcome | None:
-        """Return the outcome of the test if it has finished; a test that takes too long is
-        killed.
+        """Return the outcome if the test has finished, killing a test that exceeds the timeout;
+        None while it runs.
         """
         if is_ready:
             try:
@@ -226,7 +228,7 @@ def table(kinds: Sequence[Tested]) -> str:
 
 
 def _passed(outcomes: Sequence[Outcome]) -> tuple[int, int]:
-    """Return how many tests pass with their inputs unmodified, and with some frozen."""
+    """Return how many tests pass with unmodified inputs, and how many with some inputs frozen."""
     frozen = sum(not o.reason and bool(o.note) for o in outcomes)
     return sum(not o.reason for o in outcomes) - frozen, frozen
 

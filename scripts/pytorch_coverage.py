@@ -54,7 +54,9 @@ LIMIT = 60
 
 
 class Case(torch.nn.Module):
-    """A call whose tensors are inputs and whose other arguments are constants."""
+    """Module of one operator call, whose tensors are inputs and whose other arguments are
+    constants.
+    """
 
     def __init__(self, function: Any, arguments: object) -> None:  # noqa: ANN401
         super().__init__()
@@ -85,7 +87,7 @@ def core_names() -> set[str]:
 
 
 def chosen(names: Sequence[str]) -> list[Any]:
-    """Return the requested entries of op_db; by default all of core ATen."""
+    """Return the requested entries of op_db; by default those of core ATen."""
     core = core_names() - set(UNKNOWN)
     if names:
         return [o for o in op_db if o.name in names or o.aten_name in names]
@@ -114,6 +116,7 @@ def check(case: Case) -> str:
     if not leaves or any(x.is_complex() or x.is_sparse for x in leaves):
         return "skipped: no dense real result"
     exe = ekiden.compile(case, example_inputs=inputs)
+    # Clones, since an operator that works in place would change the inputs of the comparison.
     outputs = exe(*(x.clone() for x in inputs))
     output_tuple = outputs if isinstance(outputs, tuple) else (outputs,)
     if len(output_tuple) != len(leaves):
@@ -130,7 +133,7 @@ def check(case: Case) -> str:
 
 
 class TooLongError(Exception):
-    """Raised when a sample exceeds its time limit."""
+    """Error raised when a sample exceeds its time limit."""
 
 
 def _alarm(*_: object) -> None:
@@ -148,11 +151,12 @@ def results(entry: Any, dtype: torch.dtype, count: int) -> Iterator[str]:  # noq
             text = " ".join(lines[:2] if "not supported" in lines[0] else lines[:1])
             yield f"{type(error).__name__}: {text}"[:240]
         finally:
+            # A pending alarm would otherwise interrupt the next sample.
             signal.alarm(0)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run everything that is missing from the results file."""
+    """Run every sample that the results file lacks."""
     done = {(r["name"], r["variant"], r["dtype"]) for r in read(options.results)}
     names = [n for n in options.ops.split(",") if n]
     modules = [m for m in module_db if names in ([], ["modules"]) or m.name in names]

@@ -32,7 +32,7 @@ TYPING_S = 0.03
 
 
 def output(command: str, folder: Path) -> list[str]:
-    """Return the lines a command printed, cut to the terminal's width."""
+    """Return the lines that a command prints, truncated to the terminal's width."""
     env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "COLUMNS": str(COLUMNS)}
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, check=True
@@ -42,7 +42,7 @@ def output(command: str, folder: Path) -> list[str]:
 
 
 def frames() -> list[tuple[float, str, bool]]:
-    """Return (appearance time in seconds, text, whether it is typed) for each line."""
+    """Return (time of appearance in seconds, text, whether it is typed) of each line."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         onnx.save(model(), folder / "model.onnx")
@@ -58,7 +58,9 @@ def frames() -> list[tuple[float, str, bool]]:
 
 
 def drawn(shown: list[tuple[float, str, bool]]) -> str:
-    """Return an SVG in which each line appears at its time, scrolling when the screen is full."""
+    """Return an animated SVG in which lines appear at their times, scrolling when the screen is
+    full.
+    """
     width, height = COLUMNS * GLYPH_WIDTH + 2 * PADDING, ROWS * LINE_HEIGHT + 2 * PADDING + 20
     style, body, scroll = [], [], ["0%{transform:translateY(0)}"]
     for at, (second, line, typed) in enumerate(shown):

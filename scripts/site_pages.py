@@ -42,7 +42,7 @@ FENCE = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)[ \t]*$", re.MULTILINE | re.DOTA
 
 
 def navigated(nav: object) -> Iterator[str]:
-    """Yield the pages named in the table of contents."""
+    """Yield the pages of the navigation tree."""
     if isinstance(nav, str):
         yield nav
     elif isinstance(nav, list):
@@ -66,8 +66,8 @@ def folder_page(path: str) -> str:
 
 
 def api_page(name: str) -> str:
-    """Return the page of a module: what its source says, plus names added to `__all__` by a
-    comprehension, which only importing it reveals.
+    """Return the API page of a module, with entries for names that its `__all__` adds by a
+    comprehension.
     """
     module = importlib.import_module(name)
     tree = ast.parse(inspect.getsource(module))
@@ -92,7 +92,7 @@ def entry(module: str, name: str, value: object) -> list[str]:
 
 
 def signature(name: str, value: Callable[..., object]) -> str:
-    """Return a function's signature, with one parameter per line if it is long."""
+    """Return a function's signature, one parameter per line if it exceeds 88 columns."""
     function_signature = inspect.signature(value)
     rows: list[str] = []
     for parameter in function_signature.parameters.values():
@@ -120,25 +120,25 @@ def written(annotation: object) -> str:
 
 
 def target(link: str, page: str) -> str | None:
-    """Return the file or folder outside docs/ that a page's link leads to."""
+    """Return the repository file or folder outside docs/ to which a link points, or None."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
     inside = path.startswith("docs/") and (ROOT / path).exists()
     return None if path.startswith("..") or inside or not (ROOT / path).exists() else path
 
 
 def page_of(path: str) -> str:
-    """Return the site page of a file outside docs/."""
+    """Return the site path of a file outside docs/."""
     return PLACES.get(path) or generated_files.PAGES.get(path) or f"source/{path}.md"
 
 
 def linked(text: str, source: str) -> set[str]:
-    """Return what a page links to outside docs/."""
+    """Return the files outside docs/ to which a page links."""
     plain = FENCE.sub("", text)
     return {path for link, _ in LINK.findall(plain) if (path := target(link, source))}
 
 
 def moved(text: str, source: str, destination: str) -> str:
-    """Return a page's text with its links adjusted to its location on the site."""
+    """Return a page's text with relative links adjusted to its place on the site."""
     site_folder = posixpath.dirname(destination) or "."
 
     def link(match: re.Match[str]) -> str:
@@ -152,6 +152,7 @@ def moved(text: str, source: str, destination: str) -> str:
             return match[0]
         return posixpath.relpath(path[len("docs/") :], site_folder) + (match[2] or "")
 
+    # Code fences are left alone: what looks like a link there is code.
     prose = FENCE.split(text)
     fences = FENCE.findall(text)
     relinked = [LINK.sub(link, prose_part) for prose_part in prose]
@@ -212,7 +213,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Redirect links that leave docs/ to the pages of those files."""
+    """Redirect links to files outside docs/ to the site pages of those files."""
     if page.file.abs_src_path is None or page.file.generated_by is not None:
         return markdown
     return moved(markdown, f"docs/{page.file.src_uri}", page.file.src_uri)

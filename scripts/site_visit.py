@@ -79,7 +79,7 @@ def broken(page: Page, site: Path, anchor_cache: dict[Path, frozenset[str]]) -> 
 
 
 class Visitor:
-    """Opens pages in a browser, and records what is wrong with each."""
+    """Browser session that opens pages and records their faults."""
 
     def __init__(self, browser: Browser, site: Path, shots: Path | None) -> None:
         self.site = site
@@ -125,7 +125,7 @@ class Visitor:
                 page.screenshot(path=file)
 
     def search(self, word: str) -> None:
-        """Search for a word; some page must be found, from a file, too."""
+        """Check that searching a word finds a page, also from the file system."""
         page = self.pages["wide"]
         self.name = f"search for {word!r}"
         page.goto((self.site / "index.html").as_uri(), wait_until="load")
@@ -152,7 +152,7 @@ class Visitor:
 
 
 def main() -> int:
-    """Visit all pages; the exit status."""
+    """Visit all pages; return 1 if any has a fault."""
     parser = argparse.ArgumentParser(description="Open every page of the site in Chromium.")
     parser.add_argument("--site", type=Path, default=ROOT / "build/site")
     parser.add_argument("--shots", type=Path)

@@ -32,9 +32,7 @@ def git(*args: str, stdin_text: str | None = None) -> bytes:
 
 
 def base_commit(names: Iterable[str]) -> str:
-    """Return the commit at which HEAD left the first existing branch of those names; HEAD itself
-    where there is none.
-    """
+    """Return the merge base of HEAD with the first existing branch; HEAD itself if none exists."""
     for name in names:
         try:
             return git("merge-base", "HEAD", name).decode().strip()
@@ -60,7 +58,7 @@ def _floor(text: str) -> str:
 
 
 def room(path: str, floor_of: Mapping[str, str]) -> tuple[str, str]:
-    """Return the layer and folder a file is counted under."""
+    """Return the architecture layer and the folder under which a file is counted."""
     if path.startswith(PACKAGE):
         folder, _, remaining_path = path.removeprefix(PACKAGE).partition("/")
         return (
@@ -98,7 +96,7 @@ def lines_at(commit: str) -> dict[str, int]:
 
 
 def by_room(lines: Mapping[str, int], floor_of: Mapping[str, str]) -> Counter[tuple[str, str]]:
-    """Sum lines by layer and folder."""
+    """Sum the lines by layer and folder."""
     sums: Counter[tuple[str, str]] = Counter()
     for path, count in lines.items():
         sums[room(path, floor_of)] += count
@@ -106,7 +104,7 @@ def by_room(lines: Mapping[str, int], floor_of: Mapping[str, str]) -> Counter[tu
 
 
 def _order(key: tuple[str, str]) -> tuple[int, str, str]:
-    """Sort by the number of the floor; what stands above the floors, then what is beside, last."""
+    """Return the sort key of a layer: numbered layers first, then those above, then the rest."""
     floor, folder = key
     number = {"above": 1000, "beside": 1001}.get(floor)
     return (int(floor.partition("-")[0]) if number is None else number, floor, folder)
@@ -136,7 +134,7 @@ def too_long(lines: Mapping[str, int]) -> list[str]:
 
 
 def max_lines(path: str) -> int:
-    """Return how many lines a file of Python may have."""
+    """Return the maximum number of lines of a Python file."""
     return next(limit for start, limit in MAX_LINES.items() if path.startswith(start))
 
 

@@ -36,8 +36,8 @@ def table() -> dict[str, Any]:
 
 
 def part(names: Iterable[str], row: Mapping[str, Any]) -> list[str]:
-    """Return the sorted files of a wheel that the table selects, apart from dist-info. Raises
-    ValueError if an entry of the table matches nothing, since it would be out of date.
+    """Return the sorted files of a wheel that the table's patterns include and do not exclude.
+    Raises ValueError if an entry of the table matches nothing, since it would be out of date.
     """
     sorted_names = sorted(names)
     for entry in (*row["include"], *row["exclude"]):
@@ -78,9 +78,10 @@ def runtime_wheel(wheel: Path, folder: Path) -> Path:
 
 
 def metadata(about: Message, row: Mapping[str, Any]) -> bytes:
-    """Return the METADATA of the runtime part, from Ekiden's and its own table."""
+    """Return the METADATA of the runtime wheel, from Ekiden's and the table's entries."""
     lines = [("Metadata-Version", about["Metadata-Version"]), ("Name", NAME)]
     lines += [("Version", about["Version"]), ("Summary", row["description"])]
+    # Metadata-Version and Version, which come first, are written above.
     for header in _KEPT[2:]:
         lines += [(header, value) for value in about.get_all(header, [])]
     lines.append(("Requires-Python", about["Requires-Python"]))

@@ -1,4 +1,4 @@
-"""Integer analysis: a normal form, bounds and proofs for the expressions of shapes and indices."""
+"""The Analyzer: canonical simplification, bounds and proofs of integer expressions."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class _Ends(NamedTuple):
 
 
 class ProofStrength(IntEnum):
-    """How hard `can_prove` tries; every proof is tried whichever is asked for."""
+    """Effort of `can_prove` (TVM's name); every proof is tried at any level."""
 
     DEFAULT = 0
     SYMBOLIC_BOUND = 1
 
 
 class ConstIntBound(_Ends):
-    """The lowest and the highest value; infinite where not known."""
+    """Constant bounds of an integer expression, infinite where unknown."""
 
     __slots__ = ()
     NEG_INF: ClassVar[float] = -math.inf
@@ -64,7 +64,7 @@ _OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {
 
 
 class Analyzer(CanonicalForm):
-    """Simplifies and proves under what was said of variables.
+    """Simplifier and prover under the bindings and constraints of variables.
 
     SizeVars are >= 0; others are anything until bound.
     """
@@ -90,6 +90,7 @@ class Analyzer(CanonicalForm):
             return
         low = self._poly(prim.convert(minimum, "int64"))
         high = poly.add(poly.add(low, self._poly(prim.convert(extent, "int64"))), poly.constant(-1))
+        # Forms made before know a wider range of the variable, or none.
         if ("var", id(var)) in self._numbers:
             self._forget()
         number = self._variable(var)
@@ -97,13 +98,13 @@ class Analyzer(CanonicalForm):
         self._set_bound(number, (self._bound(low)[0], self._bound(high)[1]))
 
     def _forget(self) -> None:
-        """Drop what was found out about expressions; atoms keep their numbers."""
+        """Clear the caches of expressions; atoms keep their numbers."""
         self._memo = {}
         self._alive = []
         self._rewritten = {}
 
     def _set_bound(self, number: int, bound: Interval) -> None:
-        """Set the values that a variable has.
+        """Set the bound of a variable's atom.
 
         Bounds of atoms over it that were found before hold for fewer values too; for more values
         they are found again.
@@ -114,7 +115,7 @@ class Analyzer(CanonicalForm):
             self._widen(number)
 
     def _widen(self, number: int) -> None:
-        """Find the bounds of all atoms over a variable that may have more values than before.
+        """Recompute the bounds of all atoms over a variable whose bound has widened.
 
         First each of them may have any value, so that no bound of one that is still to be found
         decides that of another; then they are found in the order of their numbers, in which the
@@ -123,6 +124,7 @@ class Analyzer(CanonicalForm):
         variables = self._ranged_over(number)
         touched = [n for n in range(len(self._atoms)) if self._is_over(n, variables)]
         for n in touched:
+            # All of them first: the bound of one atom is computed from those of others.
             self._atoms[n].bound = natural_bound(self._atoms[n].expr)
         for v in variables:
             if v != number:
@@ -133,9 +135,7 @@ class Analyzer(CanonicalForm):
             self._atoms[n].bound = self._found_again(n, keys[n])
 
     def _ranged_over(self, number: int) -> list[int]:
-        """Return a variable, and those whose ranges have it in their ends, directly or through
-        others.
-        """
+        """Return a variable and those whose symbolic ranges depend on it, transitively."""
         reached = [number]
         for one in reached:
             for candidate, ends in self._ranges.items():
@@ -150,22 +150,24 @@ class Analyzer(CanonicalForm):
         return any(self._mentions(number, v) for v in variables)
 
     def _found_again(self, number: int, key: object) -> Interval:
-        """Return the bound of an atom's expression under present knowledge.
+        """Recompute the bound of an atom under the current constraints.
 
         It is that of its normal form, computed as if the atom did not exist; side effects are
         dropped.
         """
         atoms, numbers, terms = len(self._atoms), dict(self._numbers), dict(self._terms)
         self._forget()
+        # Without its number the expression is taken apart anew instead of being found as this atom.
         del self._numbers[key]
         bound = self._bound(self._poly(self._atoms[number].expr))
         self._forget()
+        # Atoms that the computation has added would shift the numbers of later ones.
         del self._atoms[atoms:]
         self._numbers, self._terms = numbers, terms
         return bound
 
     def update(self, var: Var, bound: ConstIntBound, override: bool = False) -> None:
-        """Set the values that a variable has. TVM: `Analyzer.update` with a ConstIntBound."""
+        """Update the constant bound of a variable. TVM: `Analyzer.update` with a ConstIntBound."""
         self._forget()
         number = self._variable(var)
         low, high = EVERYTHING if override else self._atoms[number].bound
@@ -173,11 +175,12 @@ class Analyzer(CanonicalForm):
 
     @contextmanager
     def constraint_scope(self, constraint: PrimExpr) -> Iterator[None]:
-        """Assume a condition inside the `with`.
+        """Assume a condition within the context.
 
         Comparisons of integers join the proofs and the bounds of variables; any other condition is
         true where it is met again.
         """
+        # Forms found inside depend on the assumption, and must not be seen outside.
         saved = (self._memo, self._alive, self._rewritten, self._facts, self._true, self._terms)
         numbers, count = dict(self._numbers), len(self._atoms)
         bounds = [a.bound for a in self._atoms]
@@ -191,6 +194,7 @@ class Analyzer(CanonicalForm):
             memo, alive, rewritten, self._facts, self._true, self._terms = saved
             self._memo, self._alive, self._rewritten = memo, alive, rewritten
             self._numbers = numbers
+            # Their bounds were found under the assumption.
             del self._atoms[count:]
             for number in [n for n in self._ranges if n >= count]:
                 del self._ranges[number]
@@ -198,7 +202,8 @@ class Analyzer(CanonicalForm):
                 atom.bound = bound
 
     def _assume(self, constraint: PrimExpr) -> None:
-        """Assume a condition, conjunct by conjunct."""
+        """Assume each conjunct of a condition."""
+        # Both forms: simplification may lose the shape that a rule below looks for.
         pending = [self.simplify(constraint), constraint]
         while pending:
             e = pending.pop()
@@ -219,12 +224,14 @@ class Analyzer(CanonicalForm):
 
     def _assume_truth(self, condition: PrimExpr, value: int) -> None:
         p = self._poly(condition)
+        # A condition with a normal form of its own is one atom; its key finds it again.
         if len(p) == 1 and poly.constant_of(p) is None:
             self._true[poly.key(p)] = value
         self._forget()
 
     def _assume_comparison(self, e: BinaryExpr) -> None:
         difference = poly.add(self._poly(e.a), self._poly(e.b), -1)
+        # The difference of sides that wrap around says nothing of their order.
         if self._may_wrap(e.a) or self._may_wrap(e.b):
             self._assume_truth(e, 1)
             return
@@ -235,6 +242,7 @@ class Analyzer(CanonicalForm):
             case GT() | GE():
                 facts = [poly.add(difference, poly.constant(-int(isinstance(e, GT))))]
             case EQ():
+                # An equality is two inequalities.
                 facts = [difference, below]
             case _:
                 self._assume_truth(e, 1)
@@ -248,7 +256,7 @@ class Analyzer(CanonicalForm):
     # scale * atom + rest >= 0 gives atom >= -max(rest) / scale for scale > 0, rounded up, which is
     # -(max(rest) // scale), and atom <= max(rest) // -scale for scale < 0.
     def _tighten(self, p: Poly) -> None:
-        """Narrow the bound of the atom in `scale * atom + offset >= 0`."""
+        """Tighten the bound of each atom by the fact `scale * atom + offset >= 0`."""
         for monomial, scale in p.items():
             if len(monomial) != 1:
                 continue
@@ -263,19 +271,18 @@ class Analyzer(CanonicalForm):
                 atom.bound = low, min(high, int(remainder_bound) // -scale)
 
     def rewrite_simplify(self, expr: PrimExpr) -> PrimExpr:
-        """Return the expression with the rules of `arith.rules` and `arith.forms` applied node by
-        node.
+        """Simplify by the rewrite rules of `arith.rules` and `arith.forms`, node by node.
 
         A node that no rule fits is in its normal form where that is shorter.
         """
         return RewriteSimplifier(self).form(prim.convert(expr))
 
     def canonical_simplify(self, expr: PrimExpr) -> PrimExpr:
-        """Return the canonical form: `simplify` by TVM's name for its last step."""
+        """Return the canonical form, TVM's name for `simplify`."""
         return self.simplify(expr)
 
     def simplify(self, expr: PrimExpr, steps: int = 1) -> PrimExpr:
-        """Return an equal expression in normal form: equal linear expressions get the same form.
+        """Return an equal expression in canonical form; equal linear expressions have equal forms.
 
         One step reaches it; `steps` is TVM's.
         """
@@ -286,30 +293,32 @@ class Analyzer(CanonicalForm):
         return self._emit(self._poly(expr), expr.dtype)
 
     def can_prove_equal(self, lhs: prim.ExprLike, rhs: prim.ExprLike) -> bool:
-        """Return whether two integers are known to be equal. Nothing is ever known of `AnyDim`."""
+        """Return whether two integer expressions are provably equal. Nothing is ever known of
+        `AnyDim`.
+        """
         a, b = prim.convert(lhs), prim.convert(rhs)
+        # The same `?` may stand for two sizes: it is not even known to equal itself.
         return self._poly(a) == self._poly(b) and not (has_unknown(a) or has_unknown(b))
 
     def can_prove_greater_equal(self, expr: PrimExpr, lower_bound: int) -> bool:
-        """Return whether the value is known to be at least a number."""
+        """Return whether an expression is provably at least a number."""
         return self._nonnegative(poly.add(self._poly(expr), poly.constant(lower_bound), -1))
 
     def can_prove_less(self, expr: PrimExpr, upper_bound: int) -> bool:
-        """Return whether the value is known to be below a number."""
+        """Return whether an expression is provably below a number."""
         return self._nonnegative(poly.add(poly.constant(upper_bound - 1), self._poly(expr), -1))
 
     def const_int_bound(self, expr: PrimExpr) -> ConstIntBound:
-        """Return the lowest and the highest possible value, infinite where not known."""
+        """Return the constant bounds of an expression, infinite where unknown."""
         return ConstIntBound(*self._tight_bound(self._poly(expr)))
 
     def modular_set(self, expr: PrimExpr) -> ModularSet:
-        """Return (coeff, base): the value is always coeff * something + base; coeff 0 for a
-        constant.
-        """
+        """Return (coeff, base) with value = coeff * k + base for some k; coeff 0 for a constant."""
         sets = modular.ModularSets(self._poly, lambda n: self._atoms[n].expr, self._fits_dtype)
         for number, residue in self._remainders():  # x % 4 is known to be 2
             sets.learn(number, residue)
         for p in self._facts:  # x - 4 * y - 2 is known to be 0
+            # p >= 0 and -p >= 0: p is 0, and the atom congruent to the others.
             if poly.add({}, p, -1) in self._facts:
                 for monomial, scale in p.items():
                     if len(monomial) == 1 and abs(scale) == 1:
@@ -318,7 +327,7 @@ class Analyzer(CanonicalForm):
         return sets.of(self._poly(expr))
 
     def _remainders(self) -> Iterator[tuple[int, ModularSet]]:
-        """Yield the atoms whose remainders are known, with these."""
+        """Yield the atoms with known remainders, and these."""
         for atom in self._atoms:
             numerator, is_fixed = atom.numerator, atom.bound[0] == atom.bound[1]
             if not is_fixed or numerator is None or not isinstance(atom.expr, FloorMod):
@@ -335,7 +344,7 @@ class Analyzer(CanonicalForm):
     def int_set(
         self, expr: PrimExpr, dom_map: Mapping[Var, IntervalSet] | None = None
     ) -> IntervalSet:
-        """Return the interval of values while the variables of `dom_map` run over theirs.
+        """Return the interval of an expression while the variables of `dom_map` range over theirs.
 
         Without `dom_map` it has the constant bounds.
         """
@@ -348,7 +357,7 @@ class Analyzer(CanonicalForm):
         )
 
     def coefficient(self, expr: PrimExpr, var: Var) -> int | None:
-        """Return c if expr is c * var + (something without var), c a number; else None."""
+        """Return c if expr is linear, c * var + (terms without var), else None."""
         p = self._poly(expr)
         number = self._variable(var)
         scale = 0
@@ -361,13 +370,12 @@ class Analyzer(CanonicalForm):
         return scale
 
     def can_fuse(self, expr: PrimExpr, outer: Var, inner: Var, extent: PrimExpr) -> bool:
-        """Return whether expr is linear in both variables and depends on outer * extent + inner
-        alone.
-        """
+        """Return whether expr depends on both variables only through outer * extent + inner."""
         p = self._poly(expr)
         slopes = [self._slope(p, self._variable(v)) for v in (outer, inner)]
         if slopes[0] is None or slopes[1] is None:
             return False
+        # f(outer * extent + inner) has the slope of `inner` times the extent in `outer`.
         return slopes[0] == poly.multiply(slopes[1], self._poly(extent))
 
     def _slope(self, p: Poly, number: int) -> Poly | None:
@@ -387,8 +395,7 @@ class Analyzer(CanonicalForm):
 # Proofs of shapes may share one analyzer: nothing is bound in it, so that no answer depends on the
 # ones before. Texts may not, as the order of terms does. Per thread, as an analyzer is not locked.
 class _Shared(threading.local):
-    """What a thread has found out about expressions of which nothing but their own is known: shapes
-    are compared again and again."""
+    """Thread-local analyzer without bindings, which caches proofs about shapes."""
 
     LIMIT = 20_000
     """Expressions that are kept alive for it, at most so many and those of one question."""
@@ -399,14 +406,15 @@ class _Shared(threading.local):
         """id of an expression -> it, and its normal form."""
 
     def analyzer_for_proofs(self) -> Analyzer:
-        """Return an analyzer for questions whose answers do not depend on earlier ones."""
+        """Return the shared analyzer; it is replaced when its caches grow too large."""
+        # Dropped as a whole: atoms refer to each other, and single ones cannot be freed.
         if self.analyzer.size > self.LIMIT:
             self.analyzer = Analyzer()
         return self.analyzer
 
     def simplified(self, expr: PrimExpr) -> PrimExpr:
-        """Return the normal form, computed separately, as earlier ones would decide the order of
-        terms.
+        """Return the canonical form from a fresh analyzer, since earlier queries would change the
+        order of terms.
         """
         entry = self.simple.get(id(expr))
         if entry is None:
@@ -420,14 +428,16 @@ _SHARED = _Shared()
 
 
 def simplify(expr: PrimExpr) -> PrimExpr:
-    """Return `Analyzer().simplify(expr)`: SizeVars are >= 0, nothing else is known."""
+    """Return the canonical form without bindings; SizeVars are non-negative."""
     if isinstance(expr, (Var, IntImm)):
         return expr
     return _SHARED.simplified(expr)
 
 
 def prove_equal(a: PrimExpr, b: PrimExpr) -> bool:
-    """Return whether two integers are known to be equal for all values of their variables."""
+    """Return whether two integer expressions are provably equal for all values of their
+    variables.
+    """
     if isinstance(a, IntImm) and isinstance(b, IntImm):
         return a.value == b.value
     if isinstance(a, Var) and isinstance(b, Var):

@@ -1,4 +1,4 @@
-"""The normal form of integer expressions: a polynomial over atoms, with bounds and proofs.
+"""Canonical form of integer expressions: polynomials over atoms.
 
 An atom is what the form does not look into: a variable, a quotient, a minimum, a load. Equal
 polynomials are equal expressions, so that two sides are compared by their forms:
@@ -71,7 +71,7 @@ from ekiden.ir.prim_visitor import children, literals, pending, post_order, rebu
 # * Nothing is ever proved by not finding a counterexample: every answer of "unknown" is None or
 #   False, and callers must be right with it.
 class CanonicalForm(Proofs):
-    """Turns expressions into polynomials over atoms, applying the rules of `arith.rules`, and back.
+    """Converter between expressions and canonical polynomials over atoms.
 
     What is known of variables is set by its subclass, the Analyzer.
     """
@@ -97,17 +97,19 @@ class CanonicalForm(Proofs):
         """Conditions that are no comparisons, known to be 1 or 0 in the scope."""
 
     def can_prove(self, condition: PrimExpr, strength: int = 0) -> bool:
-        """Return whether a bool is known to be true; `strength` is TVM's, every proof is tried."""
+        """Return whether a boolean expression is provably true; `strength` is accepted for TVM's
+        sake.
+        """
         del strength
         return poly.constant_of(self._poly(condition)) == 1
 
     @property
     def size(self) -> int:
-        """Return how many expressions are kept alive."""
+        """Return the number of cached expressions."""
         return len(self._alive)
 
     def _poly(self, expr: PrimExpr) -> Poly:
-        """Return the form of an expression.
+        """Return the canonical polynomial of an expression.
 
         Forms that are not known yet are computed children first, without recursion, as sums have
         tens of thousands of terms.
@@ -117,6 +119,7 @@ class CanonicalForm(Proofs):
             return form
         for node in pending((expr,), self._memo):
             self._memo[id(node)] = self._node(node)
+            # An id names an object only while it lives.
             self._alive.append(node)
         return self._memo[id(expr)]
 
@@ -134,7 +137,7 @@ class CanonicalForm(Proofs):
         return form
 
     def _by_kind(self, expr: PrimExpr) -> Poly:
-        """Return the form of a node by its kind.
+        """Canonicalise a node by the rule of its kind.
 
         Floats, vectors and integers of other widths are opaque: their arithmetic rounds, wraps or
         has lanes, so that the rules of whole numbers do not hold for it.
@@ -147,11 +150,10 @@ class CanonicalForm(Proofs):
         return rule(self, expr)
 
     def _may_wrap(self, expr: PrimExpr) -> bool:
-        """Return whether an expression, whose form is known, may leave int32 in computations with
-        data.
-        """
+        """Return whether an int32 expression over loaded data may overflow."""
         if expr.dtype != "int32":
             return False
+        # A constant or a single atom is what is loaded or named: no operation could leave int32.
         p = self._of(expr)
         if not p or (len(p) == 1 and next(iter(p)) == ONE) or _is_one_atom(p):
             return False
@@ -162,12 +164,12 @@ class CanonicalForm(Proofs):
         return any(map(_is_data, post_order(*(self._atoms[a].expr for m in p for a in m))))
 
     def _held_bound(self, expr: PrimExpr) -> Interval:
-        """Return the values of an expression, as its type holds them."""
+        """Return the bound of an expression, or that of its dtype if it may wrap around."""
         wrapped = int_range(expr.dtype) if self._may_wrap(expr) else None
         return self._bound(self._of(expr)) if wrapped is None else wrapped
 
     def _written_bound(self, expr: PrimExpr) -> Interval:
-        """Return the values of a node that stays as it is written."""
+        """Return the bound of a node that stays unsimplified."""
         if isinstance(expr, (Min, Max)):
             pick = min if isinstance(expr, Min) else max
             low, high = zip(*map(self._held_bound, (expr.a, expr.b)), strict=True)
@@ -185,8 +187,8 @@ class CanonicalForm(Proofs):
         return self._number(("var", id(var)), lambda: var, bound, (0, var.name))
 
     def _opaque(self, expr: PrimExpr, bound: Interval | None = None, rewrites: bool = True) -> Poly:
-        """Return a node of another kind, over simplified children, or the result of a rule
-        for it.
+        """Return a node as an atom over simplified children, or the result of a rewrite rule for
+        it.
         """
         # In this order: an atom that exists, what a rule made of its like before, and only then is
         # a node made at all.
@@ -205,9 +207,7 @@ class CanonicalForm(Proofs):
         )
 
         def make() -> PrimExpr:
-            """Build the node over its children's normal forms; only needed if no equal node is
-            known yet.
-            """
+            """Build the node over its canonical children, only if no equal atom exists."""
             return rebuild(
                 expr, [self._emit(p, c.dtype) for p, c in zip(polys, inside, strict=True)]
             )
@@ -226,9 +226,8 @@ class CanonicalForm(Proofs):
         return {(self._number(key, lambda: simplified, natural, (1, type(expr).__name__)),): 1}
 
     def _rewrite(self, key: object, simplified: PrimExpr) -> Poly | None:
-        """Return the normal form of a rule's result for a node, remembered; None if no
-        rule fits.
-        """
+        """Return the canonical form of a rewrite rule's result, cached; None if no rule matches."""
+        # Rules apply to what rules made: a search that branches, cut off here.
         if self._rewriting == DEPTH:
             return None
         changed = rewrite.CANONICAL.apply(simplified, self.can_prove)
@@ -258,7 +257,7 @@ class CanonicalForm(Proofs):
         return poly.multiply(self._of(e.a), self._of(e.b))
 
     def _recombine(self, p: Poly) -> Poly:
-        """Return a sum with digits of one number joined.
+        """Recombine quotient and remainder terms: (x // c) * c + x % c = x.
 
         (x // c) * c + x % c -> x;  (x // c) % d * c + x % c -> x % (c * d);  (x // c) * c -> x for
         a multiple x of c
@@ -291,8 +290,7 @@ class CanonicalForm(Proofs):
         return self._recombine_symbolic(p) if self._has_digits else p
 
     def _is_multiple(self, numerator: Key, divisor: int) -> bool:
-        """Return whether a sum is a multiple of the divisor because x % c is x less a multiple of
-        c.
+        """Return whether a sum is divisible, using that x % c differs from x by a multiple of c.
 
         A size padded to full blocks, x + -x % c, is one.
         """
@@ -311,7 +309,9 @@ class CanonicalForm(Proofs):
                 return not p
 
     def _digit_above(self, p: Poly, quotient: int, scale: int, atom: Atom) -> int | None:
-        """Return the term of p that is `quotient % d` where the digit below it is `atom`."""
+        """Return the floormod term of p that is `quotient % d`, the next mixed-radix digit above
+        `atom`.
+        """
         numerator = poly.key({(quotient,): 1})
         for monomial, coefficient in p.items():
             if len(monomial) != 1 or coefficient != scale * atom.divisor:
@@ -322,7 +322,7 @@ class CanonicalForm(Proofs):
         return None
 
     def _recombine_symbolic(self, p: Poly) -> Poly:
-        """Return a sum with (x // d) * d * y + x % d * y joined to x * y."""
+        """Recombine (x // d) * d * y + x % d * y to x * y for a symbolic divisor d."""
         # As above for a divisor that is one symbolic monomial, d = factor * divisor, and times any
         # other monomial y. Only analyzers that have met such a remainder come here (_has_digits).
         for monomial, scale in p.items():
@@ -366,7 +366,7 @@ class CanonicalForm(Proofs):
         return self._modulo(self._of(e.a), self._of(e.b), e.dtype)
 
     def _divide(self, p: Poly, d: Poly, dtype: str) -> Poly:
-        """Return (d * q + r) // d as q + r // d, where r // d may be known to be a number."""
+        """Return (d * q + r) // d as q + r // d."""
         # Floor division takes out whole multiples of any divisor; C's does not: (-8 + 7) / 4 is 0.
         divisor = poly.constant_of(d)
         if divisor is not None and divisor > 0:
@@ -381,7 +381,7 @@ class CanonicalForm(Proofs):
         return poly.add(quotient, self._quotient_atom(FloorDiv, remainder, d, dtype))
 
     def _small_quotient(self, p: Poly, divisor: int, dtype: str) -> Poly:
-        """Return p // divisor, nothing in p being divisible."""
+        """Return p // divisor where no term of p is divisible."""
         # (g * q + r) // (g * c) = q // c for 0 <= r < g: r can only be of p's number, as g divides
         # all other coefficients. And (x // c) // d = x // (c * d) for c, d > 0.
         low, high = self._bound(p)
@@ -410,7 +410,7 @@ class CanonicalForm(Proofs):
         return atom.numerator, atom.divisor
 
     def _modulo(self, p: Poly, d: Poly, dtype: str) -> Poly:
-        """Return (d * q + r) % d as r % d, which is r where 0 <= r < d is known."""
+        """Return (d * q + r) % d as r % d, which is r if 0 <= r < d is proven."""
         divisor = poly.constant_of(d)
         if divisor is not None and divisor > 0:
             return self._small_modulo(poly.split(p, divisor)[1], divisor, dtype)
@@ -425,7 +425,7 @@ class CanonicalForm(Proofs):
         )
 
     def _small_modulo(self, p: Poly, divisor: int, dtype: str) -> Poly:
-        """Return p % divisor, whose coefficients are below the divisor.
+        """Return p % divisor where all coefficients are smaller than the divisor.
 
         If p cannot pass a multiple of the divisor, it is p less a multiple; a common factor c
         leaves c * (p / c % (divisor / c)).
@@ -438,6 +438,7 @@ class CanonicalForm(Proofs):
         common = math.gcd(poly.content(p), divisor)
         if common > 1:
             quotient, remainder = poly.split(p, common)
+            # (g * q + r) % (g * c) = g * (q % c) + r for 0 <= r < g.
             inner = self._small_modulo(quotient, divisor // common, dtype)
             return poly.add(remainder, inner, common)
         # Coefficients count modulo the divisor, so -1 may be divisor - 1. Where p may be negative
@@ -448,7 +449,7 @@ class CanonicalForm(Proofs):
         return self._quotient_atom(FloorMod, p, poly.constant(divisor), dtype)
 
     def _quotient_atom(self, kind: type[BinaryExpr], p: Poly, d: Poly, dtype: str) -> Poly:
-        """Return p // d or p % d as an atom, unless a rule rewrites it.
+        """Return p // d or p % d as an atom, or the result of a rewrite rule.
 
         Properties of a digit that `_recombine` needs later are noted with it.
         """
@@ -475,7 +476,7 @@ class CanonicalForm(Proofs):
         return {(self._numbers[key],): 1}
 
     def _quotient_bound(self, kind: type[BinaryExpr], p: Poly, d: Poly) -> Interval:
-        """Return the values of p // d or p % d.
+        """Return the bound of p // d or p % d.
 
         A divisor that may be 0 counts as 1, as the value of a division by 0 is never used.
         """
@@ -486,6 +487,7 @@ class CanonicalForm(Proofs):
         if smallest < 0:
             return quotients((low, high), (smallest, largest), floor_quotient)
         if kind is FloorMod:
+            # A remainder is below its divisor, and not above a numerator that is not negative.
             return 0, min(largest - 1, high if low >= 0 else math.inf)
         # low // step is the least where low < 0, as dividing by less goes further from zero. A
         # value below 0 may still be brought up to -1 by a large divisor: 0 is said, which is no
@@ -497,8 +499,8 @@ class CanonicalForm(Proofs):
         return lower, (floor_quotient(high, step) if high >= 0 else 0)
 
     def _extreme(self, e: PrimExpr) -> Poly:
-        """Return the side that is known to win; else an atom, the same for both orders of the
-        sides.
+        """Canonicalise min or max: the operand proven to win, else an atom independent of operand
+        order.
         """
         # min(a, b) = a where b - a >= 0. The bound of the atom: min and max rise with both sides.
         assert isinstance(e, (Min, Max))
@@ -508,6 +510,7 @@ class CanonicalForm(Proofs):
             return a if isinstance(e, Max) else b
         if self._nonnegative(poly.add({}, difference, -1)):
             return b if isinstance(e, Max) else a
+        # One atom for both orders of the operands: min and max commute.
         first, second = sorted((a, b), key=poly.key)
         (low, high), (low2, high2) = self._bound(first), self._bound(second)
         pick = max if isinstance(e, Max) else min
@@ -550,6 +553,7 @@ class CanonicalForm(Proofs):
             return no if value == 0 else yes
         if not is_number(e):
             return self._opaque(e)
+        # Either side may be the value: the hull of both.
         (low, high), (low2, high2) = map(self._held_bound, children(e)[1:])
         return self._opaque(e, (min(low, low2), max(high, high2)))
 
@@ -562,22 +566,21 @@ class CanonicalForm(Proofs):
         return self._select(e) if e.op == "if_then_else" else self._opaque(e)
 
     def _shift_bound(self, a: Poly, b: Poly) -> Interval:
-        """Return the values of a number shifted down, by at least the least amount."""
+        """Return the bound of a right shift."""
         (low, high), (least_shift, most_shift) = self._bound(a), self._bound(b)
         if least_shift < 0 or any(math.isinf(x) for x in (low, high, least_shift, most_shift)):
             return EVERYTHING
+        # Python's shifts of negative numbers round down, as the machine's arithmetic shift does.
         ends = [int(x) >> min(int(n), 64) for x in (low, high) for n in (least_shift, most_shift)]
         return min(ends), max(ends)
 
     def _mask_bound(self, a: Poly, b: Poly) -> Interval:
-        """Return the values of the bits that two numbers share: no more than one that is not
-        negative.
-        """
+        """Return the bound of a bitwise and: at most its smallest non-negative operand."""
         ends = [high for low, high in (self._bound(a), self._bound(b)) if low >= 0]
         return (0, min(ends)) if ends else EVERYTHING
 
     def _cast(self, e: PrimExpr) -> Poly:
-        """Return the form of a cast; one that keeps the value is dropped.
+        """Canonicalise a cast; value-preserving ones are dropped.
 
         That is one of a number that fits, and from int32 to int64 of a sum whose terms are int64
         already and that fits int32.
@@ -586,6 +589,7 @@ class CanonicalForm(Proofs):
         value = self._of(e.value)
         number, ends = poly.constant_of(value), int_range(e.dtype)
         assert ends is not None, e.dtype
+        # Widening keeps every value; narrowing does only where the bound proves it.
         exact = (e.dtype == "int64" and e.value.dtype == "int32") or e.dtype == e.value.dtype
         if number is not None and _is_index(e.value) and ends[0] <= number <= ends[1]:
             return value
@@ -603,31 +607,29 @@ class CanonicalForm(Proofs):
 
 
 def is_number(expr: PrimExpr) -> bool:
-    """Return whether an expression is an integer of indices and sizes."""
+    """Return whether an expression is int32 or int64."""
     return expr.dtype in ("int64", "int32")
 
 
 def _is_index(expr: PrimExpr) -> bool:
-    """Return whether the rules of whole numbers hold: int32 and int64 scalars, and bools
-    over them.
-    """
+    """Return whether integer rules apply: int32 and int64 scalars, and booleans over them."""
     if isinstance(expr, (EQ, NE, LT, LE, GT, GE)):
         return is_number(expr.a)
     return is_number(expr) or isinstance(expr, (And, Or, Not, Select, Intrinsic))
 
 
 def _is_data(expr: PrimExpr) -> bool:
-    """Return whether an expression is no arithmetic, number or name: a load, a call."""
+    """Return whether an expression is opaque data (a load or call) rather than arithmetic."""
     return type(expr) not in _RULES and not isinstance(expr, (IntImm, Var))
 
 
 def _is_one_atom(p: Poly) -> bool:
-    """Return whether a form is nothing but an atom."""
+    """Return whether a polynomial is a single atom."""
     return len(p) == 1 and all(len(m) == 1 and c == 1 for m, c in p.items())
 
 
 def _is_ordered(expr: PrimExpr) -> bool:
-    """Return whether a value depends on more of integers than their remainders modulo 2**32."""
+    """Return whether a value depends on more than its operands modulo 2**32."""
     return isinstance(expr, _ORDERED) or (isinstance(expr, Intrinsic) and expr.op == "right_shift")
 
 
@@ -635,7 +637,7 @@ _ORDERED = (Div, FloorDiv, FloorMod, Min, Max, EQ, NE, LT, LE, GT, GE)
 
 
 def natural_bound(expr: PrimExpr) -> Interval:
-    """Return the bound of an expression's value by its kind and dtype alone.
+    """Return the bound of an expression by its kind and dtype alone.
 
     int32 and int64 count as numbers without ends, except for data of int32.
     """

@@ -1,4 +1,4 @@
-"""What can be seen of expressions and regions: ends of variables, common parts, what is covered.
+"""Detection of clip bounds, common subexpressions, linear equations and region bounds.
 
 Names follow TVM's `arith`.
 """
@@ -41,7 +41,9 @@ _OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {LT: GE, GE: LT, LE: GT, GT:
 
 
 def _plain(condition: PrimExpr) -> list[PrimExpr]:
-    """Return the comparisons of a condition: `not (a > b)` as `a <= b`, `min(a, b) > c` as both."""
+    """Normalise a condition to a list of comparisons: `not (a > b)` to `a <= b`, `min(a, b) > c` to
+    both.
+    """
     comparisons: list[PrimExpr] = []
     pending = conjuncts(condition)
     while pending:
@@ -59,7 +61,7 @@ def _plain(condition: PrimExpr) -> list[PrimExpr]:
 
 
 def detect_clip_bound(expr: PrimExpr, variables: Sequence[Var]) -> list[End]:
-    """Return [low, high] of each variable so that a condition holds, None where there is no end.
+    """Return [low, high] for each variable such that a condition holds; None for no bound.
 
     The list is empty if some conjunct of the condition is not linear in one of the variables alone
     with a number as factor.
@@ -71,6 +73,7 @@ def detect_clip_bound(expr: PrimExpr, variables: Sequence[Var]) -> list[End]:
         if forms is None:
             return []
         for form in forms:
+            # A condition on two variables bounds neither of them alone.
             if len(form.coefficients) != 1:
                 return []
             _clip(ends, form, analyzer)
@@ -89,7 +92,7 @@ def _clip(ends: dict[Var, list[End]], form: LinearForm, analyzer: Analyzer) -> N
 
 
 def detect_common_subexpr(expr: PrimExpr, threshold: int) -> dict[PrimExpr, int]:
-    """Return the expressions that occur at least `threshold` times, with their counts.
+    """Return the subexpressions that occur at least `threshold` times, with their counts.
 
     Each counts as often as its parents are read; variables and numbers do not count.
     """
@@ -120,7 +123,8 @@ def detect_common_subexpr(expr: PrimExpr, threshold: int) -> dict[PrimExpr, int]
 
 
 def detect_linear_equation(expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
-    """Return [c0, c1, ..., base] with expr = c0 * variables[0] + ... + base.
+    """Return [c0, c1, ..., base] with expr = c0 * variables[0] + ... + base, or [] if it is not
+    linear. + base.
 
     Factors may be expressions; the list is empty if the expression is not linear.
     """
@@ -130,7 +134,7 @@ def detect_linear_equation(expr: PrimExpr, variables: Sequence[Var]) -> list[Pri
 # A factor may be an expression (n of n * i), unlike in `linear.LinearForm`, whose factors are
 # numbers: a polynomial has the factor of any variable at hand.
 class LinearParts(CanonicalForm):
-    """The factors of variables in a normal form."""
+    """Decomposition of a canonical form by variables."""
 
     def parts(self, expr: PrimExpr, variables: Sequence[Var]) -> list[PrimExpr]:
         """Return the factors and the base, as `detect_linear_equation`."""
@@ -144,6 +148,7 @@ class LinearParts(CanonicalForm):
                     cofactor = list(monomial)
                     cofactor.remove(number)
                     slope[tuple(cofactor)] = remaining.pop(monomial)
+            # A factor that has another of the variables makes the product bilinear.
             if any(self._uses(atom, numbers) for m in slope for atom in m):
                 return []
             factors.append(self._emit(slope, expr.dtype) if slope else const(0, expr.dtype))
@@ -167,13 +172,14 @@ Region = Sequence[Range]
 def estimate_region_strict_bound(
     region: Region, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
 ) -> list[IntervalSet] | None:
-    """Return the box that a region covers while variables run over their domains.
+    """Return the exact box that a region covers while variables range over their domains, or None.
 
     None if it is not known to be a box without gaps whose axes do not depend on each other.
     """
     unchecked = detect_iter_map(
         [r.min for r in region], var_dom, convert(predicate), IterMapLevel.NO_CHECK
     )
+    # If the indices are independent, the union is the product of its axes.
     apart = detect_iter_map(
         [r.min for r in region], var_dom, convert(predicate), IterMapLevel.SURJECTIVE
     )
@@ -194,7 +200,7 @@ estimate_region_lower_bound = estimate_region_strict_bound
 
 
 def _share(sums: Sequence[IterSum]) -> bool:
-    """Return whether two sums use one iterator."""
+    """Return whether two sums share an iterator."""
     sources: set[int] = set()
     for total in sums:
         own = {id(split.source) for split in total.args}
@@ -205,9 +211,7 @@ def _share(sums: Sequence[IterSum]) -> bool:
 
 
 def _covered(axis_range: Range, total: IterSum) -> IntervalSet | None:
-    """Return [low, high] of one axis, if every step is no longer than the range covered
-    below it.
-    """
+    """Return [low, high] of one axis if it is covered without gaps, else None."""
     analyzer = Analyzer()
     low = convert(total.base)
     reach: PrimExpr = axis_range.extent
@@ -237,7 +241,7 @@ def _size(scale: object) -> int | None:
 def estimate_region_upper_bound(
     region: Region, var_dom: Mapping[Var, Range], predicate: PrimExpr | bool = True
 ) -> list[IntervalSet]:
-    """Return a box that contains all of a region while variables run over their domains."""
+    """Return a bounding box of a region while variables range over their domains."""
     strict = estimate_region_strict_bound(region, var_dom, predicate)
     if strict is not None:
         return strict
@@ -246,6 +250,7 @@ def estimate_region_upper_bound(
         analyzer.bind(var, domain)
     bounds: list[IntervalSet] = []
     for axis_range in region:
+        # An axis for itself may be exact where the axes together are a diagonal.
         alone = estimate_region_strict_bound([axis_range], var_dom, predicate)
         if alone is not None:
             bounds.append(alone[0])

@@ -1,5 +1,5 @@
-"""Whether index expressions tell iterations apart: the question behind every loop that changes its
-order or runs in parallel.
+"""Injectivity of index expressions: whether distinct iterations have distinct indices, for
+reordering and parallel loops.
 
 For i, j in [0, 4), the index i * 4 + j tells both; i * 2 + j neither, as 2 is (1, 0) and (0, 2);
 and of (i * 2 + j, j) the second shows j, but the first, by itself, still not i. The proof is by
@@ -27,13 +27,13 @@ from ekiden.ir.range import Range
 
 
 class _Injection(Detector):
-    """Unlike an iteration map, indices may step, leave gaps and use a digit twice."""
+    """Injectivity checker; unlike an iteration map, indices may have gaps and reuse a split."""
 
     def __init__(self, iters: Mapping[Var, Range], whole_sums: bool = False) -> None:
         super().__init__(iters, IterMapLevel.NO_CHECK, trivial=True, whole_sums=whole_sums)
 
     def readable(self, a: IterSum) -> list[IterSplit]:
-        """Return the digits that the value of a sum shows.
+        """Return the splits that the value of a sum determines.
 
         By rising scale, a digit is shown if its step is longer than all below it together and all
         above it are longer than it. Digits that overlap form a group: none of them is shown, but
@@ -54,6 +54,8 @@ class _Injection(Detector):
         total: Size = 0
         for group in self._groups(a):
             step = math.gcd(*(s.scale for s in group if isinstance(s.scale, int)))
+            # Overlapping digits cannot be told apart; together they show what is below their common
+            # step.
             smallest = group[0].scale if len(group) == 1 else step
             if not self.numbers.at_most(self.numbers.simplify(total + 1), smallest):
                 raise IterMapError("the parts of an index overlap")
@@ -67,7 +69,7 @@ class _Injection(Detector):
     # then (value // s) is it, up to what is above, whose scales are larger than all of that.
     # `total` is one more than the largest sum of the digits so far.
     def _groups(self, a: IterSum) -> list[list[IterSplit]]:
-        """Return the digits by rising scale, those that overlap together."""
+        """Group the splits by rising scale; overlapping ones form one group."""
         if not all(isinstance(s.scale, int) for s in a.args):
             return [[s] for s in self._by_symbols(a)]
         groups: list[list[IterSplit]] = []
@@ -100,12 +102,13 @@ class _Injection(Detector):
         return self.numbers.at_most(self.numbers.times(a.scale, a.extent), b.scale)
 
     def filled(self, a: IterSum) -> Size | None:
-        """Return how many numbers, without gaps, a sum of independent digits reaches; None with
-        gaps.
+        """Return the number of contiguous values that a sum of independent splits reaches, or None
+        if it has gaps.
         """
         reach: Size = 1
         remaining = list(a.args)
         while remaining:
+            # A step of at most what is covered leaves no gap.
             fitting = [
                 s
                 for s in remaining
@@ -118,7 +121,7 @@ class _Injection(Detector):
         return reach
 
     def require(self, indices: Sequence[PrimExpr], required: Collection[Var]) -> None:
-        """Check that equal indices have equal required iterators.
+        """Check that equal indices imply equal required iterators.
 
         Raises:
             IterMapError: They may differ.
@@ -130,6 +133,7 @@ class _Injection(Detector):
         shown: set[Var] = set()
         # A fused mark comes before the marks it is made of: its digits are added to theirs.
         while used:
+            # The digits of a fused mark are known only after the fused value itself is.
             mark = self._outermost(used)
             fault = self._missing([*used.pop(mark), *self._lifted(mark, used)], mark)
             if isinstance(mark.source, Var):
@@ -147,7 +151,7 @@ class _Injection(Detector):
     def _lifted(
         self, mark: IterMark, used: Mapping[IterMark, Sequence[IterSplit]]
     ) -> list[IterSplit]:
-        """Return digits of the highest digit of a fused mark as its own.
+        """Express the splits of a fused mark's topmost part as splits of the fused mark.
 
         Of i * 6 + j, j < 6, the digit i // 6 is (i * 6 + j) // 36.
         """
@@ -175,7 +179,7 @@ class _Injection(Detector):
         return next((m for m in used if m not in inside), next(iter(used)))
 
     def _missing(self, splits: Sequence[IterSplit], mark: IterMark) -> str | None:
-        """Return which digit of a mark no index shows, as text, or None if all of it is known."""
+        """Return an error text for a part of a mark that no index determines, or None."""
         name = repr(mark.source.name) if isinstance(mark.source, Var) else "a fused loop"
         remaining = [s for s in splits if s.extent != 1]
         reached: Size = 1
@@ -197,7 +201,7 @@ class _Injection(Detector):
 def determines(
     indices: Sequence[PrimExpr], iters: Mapping[Var, Range], wanted: Collection[Var]
 ) -> str | None:
-    """Return why two iterations may have equal indices, or None if they never do.
+    """Return why two iterations may have equal indices, or None if the indices are injective.
 
     The iterations differ in one of the `wanted` iterators; all others are anything in their ranges.
     """
@@ -209,6 +213,8 @@ def determines(
         return None
     varying_indices = [e for e in indices if not isinstance(e, IntImm)]
     fault = ""
+    # Cheapest first; simplified indices show digits that were cancelled by hand, whole sums those
+    # of fused loops.
     for simplify, whole_sums in ((False, False), (True, False), (False, True)):
         detector = _Injection(iters, whole_sums)
         try:
@@ -228,7 +234,7 @@ def determines(
 def image_box(
     indices: Sequence[PrimExpr], iters: Mapping[Var, Range]
 ) -> list[tuple[PrimExpr, PrimExpr]] | str:
-    """Return (low, size) along each axis of the box that the indices fill, or why they fill none.
+    """Return the (low, size) per axis of the box that the indices fill, or an error text.
 
     An iteration map that is onto fills one; so do windows that overlap: i * 2 + j, j < 3.
     """
@@ -242,6 +248,7 @@ def image_box(
         for index in indices:
             total = detector.parse(index)
             marks = {s.source for s in total.args}
+            # One iterator in two axes moves along a diagonal.
             if not used.isdisjoint(marks) or len(marks) < len(total.args):
                 return exact.errors[0]
             used |= marks

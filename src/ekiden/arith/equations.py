@@ -1,4 +1,5 @@
-"""Systems of linear equations over the integers, solved with new variables that are free.
+"""Systems of linear Diophantine equations, solved by column reduction with free variables (TVM's
+solve_linear_equations).
 
     x + y == 0   ->   x = n0, y = -n0, n0 = x
 
@@ -22,7 +23,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IntConstraints:
-    """Conditions on integer variables, and the ranges that are known of some."""
+    """Constraints on integer variables: relations, and known ranges."""
 
     variables: Sequence[Var] = ()
     ranges: Mapping[Var, Range] = field(default_factory=dict)
@@ -31,7 +32,7 @@ class IntConstraints:
 
 @dataclass(frozen=True, slots=True)
 class IntConstraintsTransform:
-    """Two systems with the same solutions, the variables of each in terms of the other's."""
+    """Equivalence of two constraint systems, with substitutions in both directions."""
 
     src: IntConstraints
     dst: IntConstraints
@@ -41,7 +42,9 @@ class IntConstraintsTransform:
 
 @dataclass(slots=True)
 class _System:
-    """Rows a . x = c, and V with x = V y: column operations keep A V and V together."""
+    """Linear system A V y = b with its unimodular column transform V and the inverse of V. x = c,
+    and V with x = V y: column operations keep A V and V together.
+    """
 
     rows: list[list[int]]
     sides: list[PrimExpr]
@@ -53,23 +56,24 @@ class _System:
         for row in (*self.rows, *self.columns):
             row[target] += times * row[source]
         for n, value in enumerate(self.inverse[target]):
+            # The inverse of adding a column is subtracting a row.
             self.inverse[source][n] -= times * value
 
     def swap_columns(self, a: int, b: int) -> None:
-        """Exchange two columns."""
+        """Swap two columns."""
         for row in (*self.rows, *self.columns):
             row[a], row[b] = row[b], row[a]
         self.inverse[a], self.inverse[b] = self.inverse[b], self.inverse[a]
 
     def negate_column(self, n: int) -> None:
-        """Change the sign of a column."""
+        """Negate a column."""
         for row in (*self.rows, *self.columns):
             row[n] = -row[n]
         self.inverse[n] = [-v for v in self.inverse[n]]
 
 
 def _reduce(system: _System) -> int:
-    """Bring the rows into steps, and return how many have a pivot.
+    """Reduce the system to column echelon form, and return its rank.
 
     Row r has its pivot in column r, and zeros after. Euclid's algorithm runs over the columns of
     each row.
@@ -77,6 +81,8 @@ def _reduce(system: _System) -> int:
     rank = 0
     count = len(system.columns)
     for row in range(len(system.rows)):
+        # Euclid's algorithm on the entries of the row: what is left is their greatest common
+        # divisor.
         while True:
             at = [n for n in range(rank, count) if system.rows[row][n]]
             if not at:
@@ -107,7 +113,7 @@ def solve_linear_equations(
     variables: Sequence[Var] | None = None,
     ranges: Mapping[Var, Range] | None = None,
 ) -> IntConstraintsTransform:
-    """Return the solutions of equations in terms of as many new variables as are free.
+    """Solve linear equations over the integers in terms of free variables.
 
     Conditions that are no linear equations, and ranges of old variables, stay as conditions on the
     new ones, whose ranges follow from the old ones. A system without solutions has the one
@@ -153,12 +159,11 @@ def _system(src: IntConstraints, analyzer: Analyzer) -> tuple[_System, list[Prim
 def _solved(
     system: _System, rank: int, analyzer: Analyzer
 ) -> tuple[list[PrimExpr], list[PrimExpr]]:
-    """Return the values of the first `rank` unknowns y, and the conditions for a solution
-    to exist.
-    """
+    """Return the values of the first `rank` unknowns, and the conditions for integer solutions."""
     values: list[PrimExpr] = []
     conditions: list[PrimExpr] = []
     for n, (row, side) in enumerate(zip(system.rows, system.sides, strict=True)):
+        # Forward substitution: the reduced rows are lower triangular.
         for scale, value in zip(row, values, strict=False):
             side = side - value * scale
         side = analyzer.simplify(side)
@@ -197,6 +202,7 @@ def _transformed(
         back[new] = analyzer.simplify(_sum(system.inverse[rank + n], src.variables, dtype))
     remaining = [analyzer.simplify(substitute(c, forward)) for c in conditions]
     ranges = _ranges(src, free, forward, analyzer)
+    # Ranges of the old variables that the new ranges do not imply stay as conditions.
     remaining += _lost(src, ranges, forward)
     relations = tuple(c for c in remaining if not is_const(c, 1))
     return IntConstraintsTransform(src, IntConstraints(free, ranges, relations), forward, back)
@@ -213,9 +219,7 @@ def _sum(scales: Sequence[int], terms: Sequence[PrimExpr], dtype: str) -> PrimEx
 def _ranges(
     src: IntConstraints, free: Sequence[Var], forward: Mapping[Var, PrimExpr], analyzer: Analyzer
 ) -> dict[Var, Range]:
-    """Return the ranges of new variables that follow from old ones that depend on a single
-    new one.
-    """
+    """Derive the ranges of new variables from old ones that depend on a single new one."""
     ends: dict[Var, IntervalSet] = {}
     for var, domain in src.ranges.items():
         form = linear_form(forward[var], free) if var in forward else None
@@ -235,7 +239,7 @@ def _ranges(
 
 
 def _end_values(form: LinearForm, scale: int, domain: Range, analyzer: Analyzer) -> IntervalSet:
-    """Return the values of n with low <= scale * n + base <= high."""
+    """Solve low <= scale * n + base <= high for n."""
     low, high = domain.min - form.base, domain.min + domain.extent - 1 - form.base
     # Both sides are negated, which exchanges the ends.
     if scale < 0:
@@ -246,9 +250,10 @@ def _end_values(form: LinearForm, scale: int, domain: Range, analyzer: Analyzer)
 
 
 def _met(a: IntervalSet, b: IntervalSet, analyzer: Analyzer) -> IntervalSet:
-    """Return the intersection, as far as it can be told which ends are nearer; else the first."""
+    """Intersect two intervals where the tighter end is provable; else keep the first's."""
     assert a.min_value is not None and a.max_value is not None
     assert b.min_value is not None and b.max_value is not None
+    # Ends that cannot be compared keep the first: the other one stays a condition.
     low = b.min_value if analyzer.can_prove(b.min_value >= a.min_value) else a.min_value
     high = b.max_value if analyzer.can_prove(b.max_value <= a.max_value) else a.max_value
     return IntervalSet(low, high)
@@ -257,7 +262,7 @@ def _met(a: IntervalSet, b: IntervalSet, analyzer: Analyzer) -> IntervalSet:
 def _lost(
     src: IntConstraints, ranges: Mapping[Var, Range], forward: Mapping[Var, PrimExpr]
 ) -> list[PrimExpr]:
-    """Return the ends of old ranges that the new ranges do not imply."""
+    """Return the bounds of old ranges that the new ranges do not imply."""
     analyzer = Analyzer()
     for new, domain in ranges.items():
         analyzer.bind(new, domain)

@@ -1,4 +1,4 @@
-"""Expressions with variables replaced: by expressions, or by numbers to a number."""
+"""Substitution in expressions, and evaluation to numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ekiden.ir.prim_visitor import children, post_order
 
 
 def substitute(expr: PrimExpr, values: Mapping[Var, PrimExpr]) -> PrimExpr:
-    """Return the expression with variables replaced, simplified."""
+    """Substitute variables in an expression, and simplify."""
     return simplify(prim_visitor.substitute(expr, dict(values)))
 
 
@@ -37,7 +37,7 @@ Number = int | float
 
 
 def evaluate(expr: PrimExpr, values: Mapping[Var, int]) -> int:
-    """Return the integer value of an expression for values of its variables.
+    """Evaluate an integer expression for values of its variables.
 
     Floats inside it are rounded and integers wrap around as their types require, except for int64:
     sizes are whole numbers while they are computed, so that a caller sees one that no int64 is.
@@ -47,6 +47,7 @@ def evaluate(expr: PrimExpr, values: Mapping[Var, int]) -> int:
     """
     done: dict[int, Number] = {}
     for node in post_order(expr):
+        # Both sides of a Select are evaluated: hence the division by 0 that _fold allows.
         done[id(node)] = _value(node, [done[id(c)] for c in children(node)], values)
     return int(done[id(expr)])
 
@@ -79,12 +80,12 @@ def _value(expr: PrimExpr, inside: list[Number], values: Mapping[Var, int]) -> N
 
 
 def _typed(expr: Intrinsic, inside: Sequence[Number]) -> list[object]:
-    """Return arguments as NumPy values of their dtypes."""
+    """Convert arguments to NumPy scalars of their dtypes."""
     return [to_numpy(a.dtype).type(v) for a, v in zip(expr.args, inside, strict=True)]
 
 
 def _cast(value: Number, expr: Cast) -> Number:
-    """Return a number in another dtype: towards zero for integers."""
+    """Cast a number to another dtype, towards zero for integers."""
     if is_float(expr.dtype):
         return as_held(value, expr.dtype)
     if expr.dtype == "bool":
@@ -96,6 +97,7 @@ def _cast(value: Number, expr: Cast) -> Number:
 
 def _fold(expr: BinaryExpr, inside: list[Number]) -> Number:
     try:
+        # Sizes are exact in Python's integers; other dtypes round or wrap around as kernels do.
         if expr.a.dtype == expr.dtype == "int64":
             return type(expr).fold(inside[0], inside[1])
         return fold_numbers(type(expr).fold, inside[0], inside[1], expr.a.dtype, expr.dtype)

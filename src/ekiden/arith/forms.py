@@ -1,5 +1,5 @@
-"""What `rewrite_simplify` knows beside `arith.rules.REWRITES`: how sums, products, quotients and
-comparisons stand, which have no canonical form there.
+"""Rewrite rules of `rewrite_simplify` beyond `arith.rules.REWRITES`: sums, products, quotients and
+comparisons in TVM's forms.
 
 Names mean what they mean in `arith.rules`; truncmod(a, b) stands for a - truncdiv(a, b) * b. Rows
 are tried in their order, as they are written before operands are exchanged.

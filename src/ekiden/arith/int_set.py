@@ -1,4 +1,4 @@
-"""Sets of integers as intervals with symbolic ends. Names follow TVM's `arith.IntSet`.
+"""Integer sets as intervals with symbolic bounds (TVM's IntSet).
 
 An end that is None is infinite. Sets are boxes: a set that is not an interval is widened to one.
 """
@@ -44,7 +44,7 @@ End: TypeAlias = PrimExpr | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalSet:
-    """The integers from `min_value` to `max_value`, both inside; None is infinite."""
+    """Interval of integers, both bounds inclusive; None is infinite."""
 
     min_value: End
     max_value: End
@@ -59,14 +59,12 @@ class IntervalSet:
 
     @staticmethod
     def single_point(point: ExprLike) -> IntervalSet:
-        """Return {point}."""
+        """Return the singleton {point}."""
         return single_point(point)
 
     @staticmethod
     def vector(vec: PrimExpr) -> IntervalSet:
-        """Return the values of the lanes of a vector: for base, base + stride, ... all
-        between too.
-        """
+        """Return the hull of a vector's lanes base, base + stride, ... all between too."""
         base, stride = getattr(vec, "base", vec), getattr(vec, "stride", 0)
         last = base + stride * (getattr(vec, "lanes", 1) - 1)
         return interval(minimum(base, last), maximum(base, last))
@@ -76,16 +74,16 @@ class IntervalSet:
         return self.empty
 
     def is_everything(self) -> bool:
-        """Return whether nothing is known of the values."""
+        """Return whether the set is unbounded on both sides."""
         return not self.empty and self.min_value is None and self.max_value is None
 
     def is_single_point(self) -> bool:
-        """Return whether the set is one value."""
+        """Return whether the set is a singleton."""
         low, high = self.min_value, self.max_value
         return not self.empty and low is not None and high is not None and _equal(low, high)
 
     def point(self) -> PrimExpr:
-        """Return the only value.
+        """Return the only element.
 
         Raises:
             ValueError: There are several values.
@@ -107,11 +105,11 @@ IntSet = IntervalSet
 
 
 def pos_inf() -> None:
-    """Return None, the end of an interval that has no upper end."""
+    """Return None, the infinite upper bound."""
 
 
 def neg_inf() -> None:
-    """Return None, the end of an interval that has no lower end."""
+    """Return None, the infinite lower bound."""
 
 
 NOTHING = IntervalSet(None, None, True)
@@ -123,7 +121,7 @@ def _equal(a: PrimExpr, b: PrimExpr) -> bool:
 
 
 def interval(low: ExprLike | None, high: ExprLike | None) -> IntervalSet:
-    """Return [low, high], empty if both are numbers in the wrong order."""
+    """Return [low, high], empty if both are constants in the wrong order."""
     first, last = (None if v is None else convert(v) for v in (low, high))
     if isinstance(first, IntImm) and isinstance(last, IntImm) and first.value > last.value:
         return NOTHING
@@ -131,7 +129,7 @@ def interval(low: ExprLike | None, high: ExprLike | None) -> IntervalSet:
 
 
 def single_point(value: ExprLike) -> IntervalSet:
-    """Return {value}."""
+    """Return the singleton {value}."""
     point = convert(value)
     return IntervalSet(point, point)
 
@@ -142,7 +140,7 @@ def vector(base: ExprLike, extent: ExprLike) -> IntervalSet:
 
 
 def from_range(domain: Range) -> IntervalSet:
-    """Return the integers of a Range."""
+    """Return the interval of a Range."""
     return vector(domain.min, domain.extent)
 
 
@@ -160,7 +158,7 @@ def _ends(pick: Callable[[ExprLike, ExprLike], PrimExpr], ends: Iterable[End]) -
 
 
 def union(sets: Iterable[IntervalSet]) -> IntervalSet:
-    """Return the smallest interval that contains all of the sets."""
+    """Return the convex hull of the union of sets."""
     nonempty = [s for s in sets if not s.empty]
     if not nonempty:
         return NOTHING
@@ -185,7 +183,7 @@ def eval_set(
     dom_map: Mapping[Var, IntervalSet | Range],
     simplify: Simplify = lambda e: e,
 ) -> IntervalSet:
-    """Return the interval of an expression while the variables of `dom_map` run over theirs.
+    """Evaluate the interval of an expression while the variables of `dom_map` range over theirs.
 
     All other variables stay in the ends. It is everything where an operation gives no bound.
     """
@@ -212,6 +210,7 @@ def _node(
         return domains.get(e, single_point(e))
     if any(s.empty for s in inside):
         return NOTHING
+    # Nothing in it moves: the node stands for itself, whatever its kind.
     if all(s.is_single_point() for s in inside) and not _moves(e, domains):
         return single_point(e)
     match e:
@@ -235,7 +234,7 @@ def _node(
 
 
 def _moves(e: PrimExpr, domains: Mapping[Var, IntervalSet]) -> bool:
-    """Return whether a variable with a domain occurs in an expression."""
+    """Return whether an expression depends on a variable with a domain."""
     return any(isinstance(v, Var) and v in domains for v in post_order(e))
 
 
@@ -244,6 +243,7 @@ def _both(s: IntervalSet) -> tuple[End, End]:
 
 
 def _sum(kind: type[BinaryExpr], a: IntervalSet, b: IntervalSet, end: int) -> End:
+    # A difference is lowest where the subtrahend is highest.
     opposite_end = 1 - end if kind is Sub else end
     x, y = _both(a)[end], _both(b)[opposite_end]
     return None if x is None or y is None else binary(kind, x, y)
@@ -256,6 +256,7 @@ def _number(s: IntervalSet) -> int | None:
 
 def _product(a: IntervalSet, b: IntervalSet) -> IntervalSet:
     scale = _number(b)
+    # Of two symbolic factors the signs are unknown, and with them which ends multiply to which.
     if scale is None:
         a, b, scale = b, a, _number(a)
     if scale is None:
@@ -263,6 +264,7 @@ def _product(a: IntervalSet, b: IntervalSet) -> IntervalSet:
     if scale == 0 and b.min_value is not None:
         return single_point(const(0, b.min_value.dtype))
     ends = [None if v is None else v * scale for v in _both(a)]
+    # A negative factor exchanges the ends.
     return _of(ends if scale > 0 else ends[::-1])
 
 
@@ -281,6 +283,7 @@ def _remainder(a: IntervalSet, b: IntervalSet) -> IntervalSet:
     low, high = _both(a)
     if isinstance(low, IntImm) and isinstance(high, IntImm):
         start = low.value // divisor
+        # Both ends in one period: the remainder grows with the value.
         if high.value // divisor == start:
             return interval(low.value - start * divisor, high.value - start * divisor)
     dtype = next((v.dtype for v in (low, high) if v is not None), "int64")
@@ -288,7 +291,7 @@ def _remainder(a: IntervalSet, b: IntervalSet) -> IntervalSet:
 
 
 def _extreme(e: PrimExpr, a: IntervalSet, b: IntervalSet) -> IntervalSet:
-    """Return the interval of a minimum or maximum.
+    """Return the interval of a min or max.
 
     The upper end of a minimum needs only one upper end; for a maximum it is the lower one.
     """

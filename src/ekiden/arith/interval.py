@@ -1,4 +1,4 @@
-"""Arithmetic on intervals of whole numbers whose ends may be infinite.
+"""Interval arithmetic over the extended integers.
 
 Finite ends stay Python's whole numbers, which have any size: a bound that was rounded would prove
 what does not hold.
@@ -17,19 +17,20 @@ EVERYTHING: Interval = (-math.inf, math.inf)
 
 
 def times(a: Bound, b: Bound) -> Bound:
-    """Return a * b with 0 * inf = 0: an empty term adds nothing, however many there are (IEEE's NaN
-    would make every bound unknown)."""
+    """Return a * b with 0 * inf = 0: an empty term contributes nothing (IEEE's NaN would make every
+    bound unknown).
+    """
     return 0 if a == 0 or b == 0 else a * b
 
 
 def product(x: Interval, y: Interval) -> Interval:
-    """Return the interval of a product: linear in each factor, so extreme at corners of the box."""
+    """Return the interval of a product, from the corners of the box."""
     corners = [times(a, b) for a in x for b in y]
     return min(corners), max(corners)
 
 
 def quotients(a: Interval, b: Interval, divide: Callable[[Bound, Bound], Bound]) -> Interval:
-    """Return the interval of a quotient whose divisor may be negative, and is not 0."""
+    """Return the interval of a quotient whose divisor is non-zero and may be negative."""
     # x / d is monotonic in x, and in d on either side of 0: the extremes are at the ends of x and
     # at the ends of d or the divisors nearest to 0, -1 and 1.
     (low, high), (smallest, largest) = a, b
@@ -42,11 +43,13 @@ def quotients(a: Interval, b: Interval, divide: Callable[[Bound, Bound], Bound])
 
 
 def remainders(a: Interval, b: Interval) -> Interval:
-    """Return the interval of a - truncdiv(a, b) * b: below |b|, with the sign of a, within a."""
+    """Return the interval of a - truncdiv(a, b) * b: below |b|, with the sign of a."""
     largest = max(abs(b[0]), abs(b[1])) - 1
     return (-min(largest, -a[0]) if a[0] < 0 else 0), (min(largest, a[1]) if a[1] > 0 else 0)
 
 
 def floor_quotient(value: Bound, divisor: Bound) -> Bound:
-    """Divide, rounding down; an infinite end stays one. The divisor is finite and not 0."""
+    """Divide a bound, rounding down; infinite bounds stay infinite. The divisor is finite and not
+    0.
+    """
     return value if math.isinf(value) else value // divisor

@@ -1,4 +1,5 @@
-"""Iteration maps: index expressions as sums of digits of loop variables.
+"""Iteration maps (TVM's iter_affine_map): index expressions as sums of splits (mixed-radix digits)
+of loop iterators.
 
 An index like `i * 16 + j // 4` is a sum of splits; a split is a digit of a mark, that is of a loop
 variable or of a fused sum in mixed radix:
@@ -55,7 +56,7 @@ Size: TypeAlias = int | PrimExpr
 
 
 class IterMapLevel(Enum):
-    """How strong a claim `detect_iter_map` makes."""
+    """Strength of the claim that `detect_iter_map` checks."""
 
     NO_CHECK = "no_check"
     SURJECTIVE = "surjective"
@@ -63,12 +64,12 @@ class IterMapLevel(Enum):
 
 
 class IterMapError(Exception):
-    """Why indices are not an iteration map; callers see the text in `IterMapResult.errors`."""
+    """Reason why indices are no iteration map, returned in `IterMapResult.errors`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IterMark:
-    """A variable minus the start of its range, or a fused sum; in [0, extent)."""
+    """Iterator (a variable minus its range's start) or fused sum, in [0, extent)."""
 
     source: Var | IterSum
     extent: Size
@@ -76,7 +77,7 @@ class IterMark:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IterSplit:
-    """The digit `source // lower_factor % extent`, times `scale`."""
+    """Split of an iterator: `source // lower_factor % extent * scale`."""
 
     source: IterMark
     lower_factor: Size
@@ -84,13 +85,13 @@ class IterSplit:
     scale: Size
 
     def key(self) -> tuple[object, ...]:
-        """Return the identity of the digit, whatever its scale."""
+        """Return the identity of the split, irrespective of scale."""
         return (self.source, size_key(self.lower_factor), size_key(self.extent))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IterSum:
-    """A sum of digits of different marks or of one, and a base that no iterator is in."""
+    """Sum of splits and a loop-invariant base."""
 
     args: tuple[IterSplit, ...]
     base: Size
@@ -98,7 +99,7 @@ class IterSum:
 
 @dataclass(frozen=True, slots=True)
 class IterMapResult:
-    """One IterSum for each index (none if it is no map), and why not."""
+    """One IterSum per index (none if it is no map), and the errors."""
 
     indices: tuple[IterSum, ...] = ()
     errors: tuple[str, ...] = ()
@@ -109,42 +110,42 @@ def _plain(value: Size) -> Size:
 
 
 def size_key(value: Size) -> object:
-    """Return the identity of a size: the number, or the id of the expression."""
+    """Return the identity of a size: its number, or the expression's id."""
     return value if isinstance(value, int) else id(value)
 
 
 @dataclass(slots=True)
 class _Numbers:
-    """Questions about sizes under the ranges of the iterators."""
+    """Arithmetic and proofs about sizes under the iterators' ranges."""
 
     analyzer: Analyzer = field(default_factory=Analyzer)
 
     def simplify(self, value: Size) -> Size:
-        """Return the shortest form known of a size, a plain number where all of it is known."""
+        """Simplify a size, to an int if constant."""
         if isinstance(value, int):
             return value
         return _plain(self.analyzer.simplify(value))
 
     def base(self, value: Size) -> Size:
-        """Return the shortest form of a base, in which iterators outside keep their digits."""
+        """Simplify a base, preserving the quotients and remainders of outer iterators."""
         if isinstance(value, int):
             return value
         return _plain(simplify_around_digits(value, self.analyzer))
 
     def equal(self, a: Size, b: Size) -> bool:
-        """Return whether two sizes are proved to be equal wherever the iterators are."""
+        """Return whether two sizes are provably equal."""
         if isinstance(a, int) and isinstance(b, int):
             return a == b
         return self.analyzer.can_prove_equal(_expr(a, b), _expr(b, a))
 
     def divides(self, divisor: Size, value: Size) -> bool:
-        """Return whether value is known to be a multiple of divisor, which is not 0."""
+        """Return whether value is provably a multiple of the non-zero divisor."""
         if isinstance(divisor, int) and isinstance(value, int):
             return divisor != 0 and value % divisor == 0
         return self.simplify(_expr(value, divisor) % divisor) == 0
 
     def at_most(self, a: Size, b: Size) -> bool:
-        """Return whether a <= b is proved wherever the iterators are."""
+        """Return whether a <= b is provable."""
         if isinstance(a, int) and isinstance(b, int):
             return a <= b
         return self.analyzer.can_prove(_expr(a, b) <= b)
@@ -161,7 +162,7 @@ def _expr(value: Size, like: Size = 0) -> PrimExpr:
 
 
 class Detector:
-    """Writes expressions over some iterators as sums of their digits."""
+    """Converter of expressions over iterators to sums of splits."""
 
     def __init__(
         self,
@@ -185,13 +186,14 @@ class Detector:
             self.numbers.analyzer.bind(var, domain.min, domain.extent)
             extent = self.numbers.simplify(domain.extent)
             self.starts[var] = self.numbers.simplify(domain.min)
+            # An iterator of extent 1 is its start: it would be a digit of no value.
             if not (trivial and extent == 1):
                 self.marks[var] = IterMark(var, extent)
 
     # From expressions to sums.
 
     def parse(self, expr: PrimExpr) -> IterSum:
-        """Return an expression as a sum of digits.
+        """Parse an expression to a sum of splits.
 
         Raises:
             IterMapError: It is none.
@@ -237,9 +239,10 @@ class Detector:
         return IterSum((IterSplit(mark, 1, mark.extent, 1),), self.starts[var])
 
     def add(self, a: IterSum, b: IterSum, sign: int) -> IterSum:
-        """Return a + sign * b, with equal digits merged."""
+        """Return a + sign * b, merging equal splits."""
         merged = {s.key(): s for s in a.args}
         for split in b.args:
+            # The same digit twice is one with the sum of the scales.
             old = merged.get(split.key())
             scale = self.numbers.simplify((old.scale if old else 0) + split.scale * sign)
             # Equal digits of opposite sign cancel.
@@ -263,8 +266,7 @@ class Detector:
         return IterSum(tuple(args), times(a.base, factor))
 
     def _divided(self, a: IterSum, c: Size, wants_quotient: bool) -> IterSum:
-        """Return a // c or a % c: multiples of c are divided out, the remainder must be digits of
-        one sum.
+        """Return a // c or a % c: multiples of c divide out, the rest must form splits of one sum.
 
         (i * 16 + j) // 4 = i * 4 + j // 4, and (i * 16 + j) % 4 = j % 4.
         """
@@ -300,6 +302,7 @@ class Detector:
             base = a.base // c if wants_quotient else a.base % c
             return IterSum((), numbers.simplify(base))
         top = numbers.simplify(a.base + self._last(a.args))
+        # All of the sum is below the divisor: the quotient is 0 and the remainder the sum itself.
         if self._is_nonnegative(a) and numbers.at_most(numbers.simplify(top + 1), c):
             return IterSum((), 0) if wants_quotient else a
         if a.base != 0:
@@ -318,7 +321,7 @@ class Detector:
         return IterSum((*((above,) if above.extent != 1 else ()), *below), 0)
 
     def _cut(self, split: IterSplit, c: Size, wants_quotient: bool) -> IterSplit:
-        """Return the digit above or below c within a digit; c is a multiple of its scale.
+        """Cut a split at c, a multiple of its scale, and return the upper or the lower part.
 
         Where c does not divide it, the last value of the digit above has fewer values below it:
         such a digit is taken only where nothing is claimed and nothing is above it.
@@ -329,6 +332,7 @@ class Detector:
         if not numbers.divides(factor, split.extent):
             if numbers.at_most(split.extent, factor):
                 return IterSplit(split.source, 1, 1, 1) if wants_quotient else split
+            # A last block that is not full is no bijection; without a claim its digit is still one.
             if self.level is not IterMapLevel.NO_CHECK or not self.is_top(split):
                 raise IterMapError(f"{factor!r} does not divide the extent {split.extent!r}")
             above = numbers.simplify((_expr(split.extent) + factor - 1) // factor)
@@ -340,7 +344,7 @@ class Detector:
         return IterSplit(split.source, split.lower_factor, factor, split.scale)
 
     def is_top(self, split: IterSplit) -> bool:
-        """Return whether a digit goes up to the end of its mark."""
+        """Return whether a split reaches the end of its mark."""
         numbers, mark_extent = self.numbers, split.source.extent
         if numbers.at_most(mark_extent, numbers.times(split.lower_factor, split.extent)):
             return True
@@ -360,7 +364,8 @@ class Detector:
     # Sums in mixed radix.
 
     def ordered(self, a: IterSum) -> tuple[IterSplit, ...]:
-        """Return the digits, the lowest first, each scale the product of the extents below it.
+        """Order the splits by scale, lowest first; each scale must be the product of the extents
+        below it.
 
         Raises:
             IterMapError: Digits overlap or leave gaps.
@@ -380,7 +385,7 @@ class Detector:
         return tuple(digits)
 
     def _next(self, remaining: Sequence[IterSplit], expected: Size) -> int | None:
-        """Return the digit of a scale, or None.
+        """Return the index of the split with a given scale, or None.
 
         Of several only one may have more than one value; those of one value go first, as they leave
         the next scale unchanged.
@@ -399,9 +404,7 @@ class Detector:
         raise IterMapError("no step divides all others")
 
     def _with_constraints(self, a: IterSum) -> IterSum:
-        """Return the sum with the digits that a predicate ties together replaced by their fused
-        mark.
-        """
+        """Replace the splits that a predicate bounds jointly by their fused mark."""
         for pattern, mark in self.constrained:
             held = {s.key(): s for s in a.args}
             # The bound is on these digits together, so it applies only if all of them are present.
@@ -419,7 +422,7 @@ class Detector:
         return a
 
     def fuse(self, a: IterSum) -> IterSplit:
-        """Return the sum (whose base is 0) as one digit of a new mark, or its only digit."""
+        """Fuse a sum with base 0 into one split of a new mark."""
         digits = self.ordered(a)
         if len(digits) == 1:
             return digits[0]
@@ -428,6 +431,7 @@ class Detector:
         scaled = tuple(
             IterSplit(s.source, s.lower_factor, s.extent, quotient(s.scale, step)) for s in digits
         )
+        # Equal fused sums must be one mark, or their digits would count as independent.
         name = tuple((s.key(), size_key(s.scale)) for s in scaled)
         mark = self._fused.get(name)
         if mark is None:
@@ -498,7 +502,7 @@ class Detector:
     # What may be claimed.
 
     def normalized(self, a: IterSum) -> IterSum:
-        """Return the digits in order, with their constraints applied.
+        """Return the sum with splits in order and constraints applied.
 
         Raises:
             IterMapError: Digits overlap.
@@ -509,14 +513,14 @@ class Detector:
         return IterSum(tuple(reversed(digits)), a.base)
 
     def checked(self, indices: Sequence[PrimExpr]) -> list[IterSum]:
-        """Return the digits of indices that together are a map of the required level."""
+        """Return the sums of indices that together form a map of the required level."""
         sums = [self.normalized(self.parse(i)) for i in indices]
         if self.level is not IterMapLevel.NO_CHECK:
             self.check(sums)
         return sums
 
     def check(self, indices: Sequence[IterSum]) -> None:
-        """Check that no digit is used twice, and (bijective) that every digit is used.
+        """Check that no split is used twice and, for a bijection, that all are used.
 
         Marks are examined before those that they are fused of, whose digits they use.
 
@@ -535,6 +539,7 @@ class Detector:
             if mark in visited:
                 raise IterMapError("an iterator is used twice")
             visited.add(mark)
+            # Digits of one mark are independent only if they do not overlap.
             self._disjoint(mark, used[mark])
             if isinstance(mark.source, IterSum):
                 for split in mark.source.args:
@@ -553,7 +558,7 @@ class Detector:
                 raise IterMapError(f"iterator {var.name!r} is not used")
 
     def _disjoint(self, mark: IterMark, splits: Sequence[IterSplit]) -> None:
-        """Check that the digits of one mark follow each other; in a bijection, without gaps."""
+        """Check that the splits of a mark are adjacent and, for a bijection, without gaps."""
         numbers = self.numbers
         remaining = [s for s in splits if s.extent != 1]
         name = mark.source.name if isinstance(mark.source, Var) else "a fused iterator"
@@ -578,14 +583,14 @@ class Detector:
 
 
 def simplify_around_digits(e: PrimExpr, analyzer: Analyzer) -> PrimExpr:
-    """Return an index simplified except for quotients and remainders of sums.
+    """Simplify an index, preserving quotients and remainders of sums.
 
     Only together with others of the same sum can these be recognized as digits: (i * 5 + j) // 2
     and (i * 5 + j) % 2 can, i * 2 + (i + j) // 2 and (i + j) % 2 cannot.
     """
 
     def change(d: PrimExpr) -> PrimExpr:
-        """Return a quotient or remainder, with its numerator simplified unless that is a sum."""
+        """Simplify the numerator of a quotient or remainder unless it is a sum."""
         if not isinstance(d, (FloorDiv, FloorMod)) or _divided_sums(d.a):
             return d
         return d.with_fields(a=analyzer.simplify(d.a))
@@ -594,7 +599,7 @@ def simplify_around_digits(e: PrimExpr, analyzer: Analyzer) -> PrimExpr:
 
 
 def keep_digits(indices: Sequence[PrimExpr], analyzer: Analyzer) -> bool:
-    """Return whether the divided sums in indices are known to be digits, all of one sum."""
+    """Return whether the divided sums in indices are provably splits of one sum."""
     divided = [division for e in indices for division in _divided_sums(e)]
     return all(same(digit.a, divided[0].a) for digit in divided) and all(
         _is_map(checked, analyzer) for checked in divided
@@ -631,7 +636,7 @@ def detect_iter_map(
     check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
     simplify_trivial_iterators: bool = True,
 ) -> IterMapResult:
-    """Write each index as a sum of digits of the iterators.
+    """Detect the iteration map of indices: each as a sum of splits of the iterators.
 
     SURJECTIVE: every index covers its range without steps and no digit is used twice, so that
     different points of the digits used have different indices. BIJECTIVE: also every digit of every
@@ -648,6 +653,7 @@ def detect_iter_map(
         A result without indices if the check fails.
     """
     errors: list[str] = []
+    # The exact division first: it knows more digits.
     for whole_sums in (False, True):
         detector = Detector(input_iters, check_level, simplify_trivial_iterators, whole_sums)
         try:
@@ -659,6 +665,6 @@ def detect_iter_map(
 
 
 def is_bijective(indices: Sequence[PrimExpr], input_iters: Mapping[Var, Range]) -> bool:
-    """Return whether the indices visit every point of the box of their ranges exactly once."""
+    """Return whether the indices visit every point of their box exactly once."""
     result = detect_iter_map(indices, input_iters, True, IterMapLevel.BIJECTIVE)
     return bool(result.indices) or not indices

@@ -1,5 +1,5 @@
-"""What iteration maps are good for: plain expressions again, simpler indices, inverses, and the
-division of a space into outer and inner iterators.
+"""Transformations by iteration maps: conversion to expressions, index simplification, inverses,
+subspace division.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def normalize_to_iter_sum(index: PrimExpr, input_iters: Mapping[Var, Range]) -> IterSum:
-    """Return the index as digits, highest scale first where that is known, without any claim.
+    """Normalise an index to a sum of splits, highest scale first where known.
 
     Raises:
         IterMapError: The index is not a sum of digits.
@@ -70,7 +70,7 @@ def _split_value(split: IterSplit, values: Mapping[Var, PrimExpr]) -> PrimExpr:
 
 
 def normalize_iter_map_to_expr(expr: IterSum | IterSplit | IterMark) -> PrimExpr:
-    """Return the plain expression of a sum, a digit or a mark.
+    """Convert a sum, split or mark back to a plain expression.
 
     A variable stands for itself: iterators whose range does not start at 0 have their start in the
     base.
@@ -91,7 +91,7 @@ def iter_map_simplify(
     check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
     simplify_trivial_iterators: bool = True,
 ) -> list[PrimExpr]:
-    """Return the indices simplified through their iteration map: `(i * 4 + j) // 4`, j < 4, is `i`.
+    """Simplify indices through their iteration map: `(i * 4 + j) // 4` with j < 4 is `i`.
 
     An index that is no sum of digits is only simplified as an expression.
     """
@@ -106,6 +106,7 @@ def iter_map_simplify(
         detector.constrained.clear()
     for index in indices:
         try:
+            # The sum is rebuilt without the quotients and remainders that its digits have absorbed.
             simplified.append(simplify(_sum_value(detector.parse(index), starts)))
         except IterMapError:
             simplified.append(simplify(index))
@@ -115,7 +116,7 @@ def iter_map_simplify(
 def inverse_affine_iter_map(
     iter_map: Sequence[IterSum], outputs: Sequence[PrimExpr]
 ) -> dict[Var, PrimExpr]:
-    """Return each iterator as an expression over the indices, for a bijective map.
+    """Invert a bijective iteration map: return each iterator in terms of the indices.
 
     Iterators count from the start of their ranges.
     """
@@ -124,12 +125,12 @@ def inverse_affine_iter_map(
     analyzer = Analyzer()
 
     def spread(total: IterSum, value: PrimExpr) -> None:
-        """Split a value into the digits of its iterators, lowest last, and add each to its
-        iterator.
+        """Distribute a value over the splits of a sum, and accumulate each into its iterator.
 
         Only the highest digit needs no remainder.
         """
         for n, split in enumerate(total.args):
+            # Mixed radix read back: the scale of a digit is the product of the extents below it.
             digit = value // split.scale if split.scale != 1 else value
             digit = digit % split.extent if n > 0 else digit  # the highest has nothing above it
             contribution = digit * split.lower_factor
@@ -149,7 +150,7 @@ def inverse_affine_iter_map(
 
 
 def _marks_outermost_first(iter_map: Sequence[IterSum]) -> list[IterMark]:
-    """Return marks before those that their sources contain."""
+    """Order marks topologically, fused marks before their parts."""
     waiting: dict[IterMark, int] = {}
     stack = [s.source for total in iter_map for s in total.args]
     for mark in stack:
@@ -170,7 +171,7 @@ def _marks_outermost_first(iter_map: Sequence[IterSum]) -> list[IterMark]:
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """outer * inner_extent + inner."""
+    """Division outer * inner_extent + inner of a sum into outer and inner iterators."""
 
     outer: IterSum
     outer_extent: Size
@@ -182,7 +183,7 @@ _NOTHING = IterSum((), 0)
 
 
 class _Divider:
-    """Splits digits into what outer and what inner iterators say."""
+    """Divider of splits into outer and inner iterators."""
 
     def __init__(self, detector: Detector, inner: set[Var]) -> None:
         self._numbers = detector.numbers
@@ -191,9 +192,7 @@ class _Divider:
         self._marks: dict[IterMark, _Division] = {}
 
     def total(self, digits: Sequence[IterSplit]) -> _Division:
-        """Return digits (highest first, compact, smallest scale 1) divided: inner ones must be the
-        lowest.
-        """
+        """Divide ordered splits; inner ones must be the lowest."""
         numbers = self._numbers
         outer, inner = _NOTHING, _NOTHING
         outer_extent: Size = 1
@@ -215,7 +214,7 @@ class _Divider:
         return _Division(outer, outer_extent, inner, inner_extent)
 
     def split(self, split: IterSplit) -> _Division:
-        """Return one digit divided, without its scale."""
+        """Divide one IterSplit into its outer and inner iterators; the scale is dropped."""
         numbers = self._numbers
         mark = self.mark(split.source)
         low, extent = split.lower_factor, split.extent
@@ -252,7 +251,7 @@ class _Divider:
         raise IterMapError("a digit lies across the border of outer and inner iterators")
 
     def mark(self, mark: IterMark) -> _Division:
-        """Return a mark divided: a variable is outer or inner; a fused sum is split."""
+        """Divide a mark: a variable is outer or inner, a fused sum is divided by its splits."""
         division = self._marks.get(mark)
         if division is None:
             division = self._marks[mark] = self._divide(mark)
@@ -283,7 +282,7 @@ def subspace_divide(
     check_level: IterMapLevel = IterMapLevel.SURJECTIVE,
     simplify_trivial_iterators: bool = True,
 ) -> list[tuple[IterMark, IterMark]]:
-    """Split each binding into `outer * inner.extent + inner`, inner over `sub_iters` alone.
+    """Divide each binding into `outer * inner.extent + inner`, with inner over `sub_iters` only.
 
     Returns:
         One (outer, inner) pair of marks for each binding and a last one for the predicate, whose

@@ -1,4 +1,4 @@
-"""Linear forms, bounds deduced from conditions, and systems of linear inequalities.
+"""Linear forms, bound deduction, and Fourier-Motzkin elimination for linear inequalities.
 
 Names follow TVM's arith: detect_linear_equation, deduce_bound, solve_linear_inequalities.
 """
@@ -36,13 +36,13 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinearForm:
-    """coefficients[v] * v + ... + base; no variable asked for is in base."""
+    """Linear form: coefficients[v] * v + ... + base. + base; no variable asked for is in base."""
 
     coefficients: Mapping[Var, int]
     base: PrimExpr
 
     def plus(self, other: LinearForm, scale: int = 1) -> LinearForm:
-        """self + scale * other."""
+        """Return self + scale * other."""
         coefficients = dict(self.coefficients)
         for var, coefficient in other.coefficients.items():
             coefficients[var] = coefficients.get(var, 0) + scale * coefficient
@@ -50,14 +50,14 @@ class LinearForm:
         return LinearForm({v: c for v, c in coefficients.items() if c}, base)
 
     def times(self, scale: int) -> LinearForm:
-        """scale * self."""
+        """Return scale * self."""
         return LinearForm({v: c * scale for v, c in self.coefficients.items()}, self.base * scale)
 
 
 # Written over expressions and not over the Analyzer's polynomials, since the base has to stay an
 # expression that a caller may show, and no range of anything is known here.
 def linear_form(expr: PrimExpr, variables: Sequence[Var]) -> LinearForm | None:
-    """Return the expression as a linear form over variables; None if it is not linear in them."""
+    """Return an expression as a linear form over variables, or None if it is not linear in them."""
     variable_set = set(variables)
     done: dict[int, LinearForm | None] = {}
     for node in post_order(expr):
@@ -88,7 +88,7 @@ def _form(e: PrimExpr, inside: list[LinearForm | None], variables: set[Var]) -> 
 
 
 def conjuncts(condition: PrimExpr) -> list[PrimExpr]:
-    """Return the conditions that `and` ties together, in order."""
+    """Return the conjuncts of a condition, in order."""
     conditions: list[PrimExpr] = []
     pending = [condition]
     while pending:
@@ -103,7 +103,7 @@ def conjuncts(condition: PrimExpr) -> list[PrimExpr]:
 # Over whole numbers a < b is b - a - 1 >= 0: everything below is of the one form `form >= 0`. NE
 # has none, as it is two halves that are not both.
 def nonnegative_forms(condition: PrimExpr, variables: Sequence[Var]) -> list[LinearForm] | None:
-    """Linear forms that are >= 0 exactly where a comparison of integers holds; None for others."""
+    """Return linear forms that are >= 0 exactly where an integer comparison holds, or None."""
     if not isinstance(condition, (LT, LE, GT, GE, EQ)):
         return None
     a, b = linear_form(condition.a, variables), linear_form(condition.b, variables)
@@ -124,7 +124,7 @@ def nonnegative_forms(condition: PrimExpr, variables: Sequence[Var]) -> list[Lin
 
 
 def ceil_div(value: PrimExpr, divisor: int) -> PrimExpr:
-    """Return the quotient rounded up, for a divisor > 0."""
+    """Return the quotient rounded up, for a positive divisor."""
     return value if divisor == 1 else (value + (divisor - 1)) // divisor
 
 
@@ -134,8 +134,8 @@ def deduce_bound(
     hint_map: Mapping[Var, IntervalSet | Range],
     relax_map: Mapping[Var, IntervalSet | Range],
 ) -> IntervalSet:
-    """Return values of `var` for which a condition holds for all values of the variables of
-    `relax_map`.
+    """Deduce an interval of `var` in which a condition holds for all values of the `relax_map`
+    variables.
 
     The condition is a conjunction of comparisons linear in `var` with numbers as factors. For a
     conjunct that is not, or that is not known to hold, no value is known: the set is nothing.
@@ -173,7 +173,7 @@ def deduce_bound(
 
 @dataclass(frozen=True, slots=True)
 class IntGroupBounds:
-    """lower <= coef * var <= upper for each lower and upper, and coef * var == equal."""
+    """Bounds lower <= coef * var <= upper, and coef * var == equal."""
 
     coef: int
     lower: tuple[PrimExpr, ...]
@@ -181,8 +181,9 @@ class IntGroupBounds:
     upper: tuple[PrimExpr, ...]
 
     def find_best_range(self, analyzer: Analyzer | None = None) -> Range | None:
-        """Return the range of the variable, from its tightest ends; None if an end is missing."""
+        """Return the tightest range of the variable, or None if a bound is missing."""
         solver = Analyzer() if analyzer is None else analyzer
+        # An equality bounds from both sides.
         lows, highs = [*self.equal, *self.lower], [*self.equal, *self.upper]
         if not lows or not highs:
             return None
@@ -200,7 +201,7 @@ def _tightest(values: Sequence[PrimExpr], is_lower: bool) -> PrimExpr:
 
 @dataclass(slots=True)
 class Solution:
-    """Bounds of each variable in terms of the variables after it, and what is left to hold."""
+    """Solution of inequalities: bounds of each variable over later ones, and residual relations."""
 
     bounds: dict[Var, IntGroupBounds] = field(default_factory=dict)
     relations: list[PrimExpr] = field(default_factory=list)
@@ -211,7 +212,7 @@ def solve_linear_inequalities(
     inequalities: Sequence[PrimExpr],
     ranges: Mapping[Var, Range] | None = None,
 ) -> Solution:
-    """Bounds of variables from a system of linear inequalities (Fourier-Motzkin elimination).
+    """Solve linear inequalities by Fourier-Motzkin elimination.
 
     Variables are eliminated in order: the bounds of one may name those after it. Every solution of
     the system is within the bounds; over whole numbers they may hold a little more. What is not
@@ -230,6 +231,8 @@ def solve_linear_inequalities(
             solution.relations.append(conjunct)
         else:
             system += forms
+    # Fourier-Motzkin: the number of inequalities may square with each variable; systems of loops
+    # are small.
     for var in variables:
         system = _eliminate(var, system, solution, analyzer)
     for form in system:
@@ -244,9 +247,10 @@ def solve_linear_inequalities(
 def _eliminate(
     var: Var, system: Sequence[LinearForm], solution: Solution, analyzer: Analyzer
 ) -> list[LinearForm]:
-    """Note the bounds of a variable; the system without it."""
+    """Record the bounds of a variable, and return the system without it."""
     positive = [f for f in system if f.coefficients.get(var, 0) > 0]
     negative = [f for f in system if f.coefficients.get(var, 0) < 0]
+    # One coefficient for all bounds of the variable, so that none needs a division.
     coef = math.lcm(*(abs(f.coefficients[var]) for f in (*positive, *negative)), 1)
     lower = [_end(f, var, coef, -1, analyzer) for f in positive]
     upper = [_end(f, var, coef, 1, analyzer) for f in negative]
@@ -257,12 +261,14 @@ def _eliminate(
             a, b = above.coefficients[var], -below.coefficients[var]
             # Scaled so that the variable cancels: (b / gcd) * above + (a / gcd) * below.
             common = math.gcd(a, b)
+            # The number of forms may grow quadratically per variable; index systems have few of
+            # them.
             remaining.append(_reduced(above.times(b // common).plus(below, a // common), analyzer))
     return remaining
 
 
 def _end(form: LinearForm, var: Var, coef: int, sign: int, analyzer: Analyzer) -> PrimExpr:
-    """Return what coef * var is at least (sign -1) or at most (sign 1)."""
+    """Return the lower (sign -1) or upper (sign 1) bound of coef * var."""
     scale = coef // abs(form.coefficients[var]) * sign
     total = form.base * scale
     for variable, coefficient in form.coefficients.items():
@@ -272,6 +278,7 @@ def _end(form: LinearForm, var: Var, coef: int, sign: int, analyzer: Analyzer) -
 
 
 def _group(coef: int, lower: Sequence[PrimExpr], upper: Sequence[PrimExpr]) -> IntGroupBounds:
+    # A bound that is both the lower and the upper one is an equality.
     texts = {str(e) for e in lower} & {str(e) for e in upper}
     equal = {str(e): e for e in lower if str(e) in texts}
     return IntGroupBounds(
@@ -283,12 +290,13 @@ def _group(coef: int, lower: Sequence[PrimExpr], upper: Sequence[PrimExpr]) -> I
 
 
 def _reduced(form: LinearForm, analyzer: Analyzer) -> LinearForm:
-    """Divided by the common divisor of its numbers: over whole numbers, rounded to the tighter."""
+    """Divide a form by the gcd of its coefficients, rounding the base to the tighter side."""
     base = analyzer.simplify(form.base)
     common = math.gcd(*form.coefficients.values())
     if common <= 1 or not isinstance(base, IntImm):
         return LinearForm(form.coefficients, base)
     scales = {v: c // common for v, c in form.coefficients.items()}
+    # The base is rounded down: over whole numbers c * f + b >= 0 is f + floor(b / c) >= 0.
     return LinearForm(scales, const(base.value // common, base.dtype))
 
 
@@ -297,9 +305,7 @@ def solve_inequalities_to_range(
     inequalities: Sequence[PrimExpr],
     ranges: Mapping[Var, Range] | None = None,
 ) -> tuple[dict[Var, Range], list[PrimExpr]]:
-    """Return the range of each variable where both ends are known, and the conditions that
-    remain.
-    """
+    """Return the range of each variable bounded on both sides, and the residual conditions."""
     solution = solve_linear_inequalities(variables, inequalities, ranges)
     best_ranges = {v: b.find_best_range() for v, b in solution.bounds.items()}
     return {v: r for v, r in best_ranges.items() if r is not None}, solution.relations

@@ -1,4 +1,4 @@
-"""Which remainders an integer may leave: sets of the form coeff * k + base."""
+"""Modular arithmetic analysis: sets of integers of the form coeff * k + base."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ekiden.ir.prim_visitor import children
 
 
 class ModularSet(NamedTuple):
-    """Values of the form coeff * something + base; coeff 0 for the number base."""
+    """Integers of the form coeff * k + base; coeff 0 for the single number base."""
 
     coeff: int
     base: int
@@ -27,7 +27,7 @@ def _made(coeff: int, base: int) -> ModularSet:
 
 
 def both(a: ModularSet, b: ModularSet) -> ModularSet:
-    """Return the set of values that may be in either set."""
+    """Return the smallest modular set that contains both."""
     # Both progressions lie in the one whose step divides both steps and what is between the bases.
     return _made(math.gcd(a.coeff, b.coeff, a.base - b.base), a.base)
 
@@ -45,12 +45,13 @@ def product(a: ModularSet, b: ModularSet) -> ModularSet:
 
 
 def remainder(a: ModularSet, divisor: int) -> ModularSet:
-    """Return the set of a % divisor, or of what differs from a by multiples of the divisor."""
+    """Return the set of a % divisor, also of a plus any multiple of the divisor."""
+    # Values that differ by multiples of the divisor agree modulo every divisor of both steps.
     return _made(math.gcd(a.coeff, divisor), a.base)
 
 
 def met(a: ModularSet, b: ModularSet) -> ModularSet:
-    """Return the set of values in both sets, of which there is one at least."""
+    """Return the intersection of two sets, which is not empty (Chinese remainder theorem)."""
     # The Chinese remainder theorem: a.base + steps * a.coeff = b.base modulo b.coeff, solved by the
     # inverse of a.coeff / g modulo b.coeff / g, g being what both share; the answer repeats every
     # lcm.
@@ -64,7 +65,7 @@ def met(a: ModularSet, b: ModularSet) -> ModularSet:
 
 
 class ModularSets:
-    """The sets of polynomials over atoms.
+    """Modular analyzer of polynomials over atoms.
 
     `poly_of` gives the polynomial of an expression, `atom` the expression of an atom, `fits`
     whether a value fits a dtype.
@@ -80,15 +81,16 @@ class ModularSets:
         self._known: dict[int, ModularSet] = {}
 
     def learn(self, number: int, residues: ModularSet) -> None:
-        """Say what is known of an atom beside what it is."""
+        """Add a known residue of an atom."""
         self._known[number] = met(self._known.get(number, EVERY), residues)
 
     def of(self, p: Poly) -> ModularSet:
-        """Return the set of a polynomial."""
+        """Return the modular set of a polynomial."""
         total = ModularSet(0, 0)
         for monomial, scale in p.items():
             term = ModularSet(0, scale)
             for number in monomial:
+                # A monomial multiplies the residue classes of its atoms.
                 term = product(term, self._of_atom(number))
             total = sum_of(total, term)
         return total

@@ -1,5 +1,6 @@
-"""Conditions that no longer ask for some of their variables, and hold only where they held for
-every value of these."""
+"""Predicate narrowing: eliminate variables from a condition so that it holds only where the
+original held for all their values.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ _ORDERS = (LT, LE, GT, GE)
 
 
 def narrow_predicate_expression(expr: PrimExpr, ranges: Mapping[Var, Range]) -> PrimExpr:
-    """Return a condition without the variables of `ranges` that holds only where `expr` does for
-    all.
+    """Return a condition without the variables of `ranges` that implies `expr` for all their
+    values.
 
     It is written as `expr` is: `i < n` for n in [0, 8) is `i < 0`. Nothing is known of loads,
     remainders and products: a comparison with one inside is False.
@@ -54,7 +55,7 @@ class _Narrowing:
         }
 
     def condition(self, e: PrimExpr, wider: int) -> PrimExpr:
-        """Return a condition that holds at most where `e` does; with `wider`, at least there."""
+        """Return a condition that implies `e`; with `wider`, one that `e` implies."""
         match e:
             case And() | Or():
                 return type(e)(self.condition(e.a, wider), self.condition(e.b, wider), e.dtype)
@@ -80,8 +81,8 @@ class _Narrowing:
         return const(bool(wider), "bool")
 
     def end(self, e: PrimExpr, at: int) -> PrimExpr | None:
-        """Return the lowest (at=0) or the highest (at=1) value of a number; None where nothing is
-        known.
+        """Return the minimum (at=0) or maximum (at=1) of an expression over the ranges, or None if
+        unknown.
         """
         match e:
             case Var():

@@ -1,4 +1,4 @@
-"""What is proved of a polynomial over atoms: its bounds and its sign.
+"""Bounds and sign proofs of polynomials over atoms.
 
 An atom is what a polynomial does not look into: a variable, a quotient, a minimum, a load. Each has
 a lowest and a highest value, and the intervals of the terms add up to that of the polynomial. Where
@@ -23,7 +23,7 @@ what rules made: both searches branch, and what takes more steps is left unprove
 
 
 class Atom:
-    """Something the normal form does not look into: a variable, a quotient, a load."""
+    """Opaque subexpression of the canonical form: a variable, quotient, load or call."""
 
     __slots__ = ("bound", "digit", "divisor", "expr", "numerator", "order")
 
@@ -41,7 +41,7 @@ class Atom:
 
 
 class Proofs:
-    """Atoms with their bounds, and proofs about polynomials over them."""
+    """Atoms with bounds, and proofs about polynomials over them."""
 
     def __init__(self) -> None:
         self._atoms: list[Atom] = []
@@ -57,11 +57,11 @@ class Proofs:
         """What is known to be >= 0 in the scope."""
 
     def _poly(self, expr: PrimExpr) -> Poly:
-        """Return the form of an expression, which the subclass knows how to find."""
+        """Return the canonical polynomial of an expression (implemented by the subclass)."""
         raise NotImplementedError
 
     def _mentions(self, atom: int, variable: int) -> bool:
-        """Return whether an atom that is no variable depends on one: i // 4 does on i."""
+        """Return whether a non-variable atom depends on a variable, as i // 4 on i."""
         target = self._atoms[variable].expr
         expr = self._atoms[atom].expr
         return not isinstance(expr, Var) and any(e is target for e in post_order(expr))
@@ -76,7 +76,7 @@ class Proofs:
         return number
 
     def _emit(self, p: Poly, dtype: str) -> PrimExpr:
-        """Return the polynomial as an expression.
+        """Convert a polynomial to an expression.
 
         Terms stand in the order of their atoms, those that are subtracted behind the others, the
         number last.
@@ -106,9 +106,7 @@ class Proofs:
         return total + offset if offset >= 0 else total - -offset
 
     def _scaled(self, monomial: Monomial, scale: int, first: bool) -> PrimExpr:
-        """Return a term without its sign (with it, if it comes first); the same object
-        each time.
-        """
+        """Return a term without its sign (with it if first), as a cached object."""
         scale = scale if first else abs(scale)
         term = self._terms.get((monomial, scale))
         if term is None:
@@ -116,14 +114,14 @@ class Proofs:
         return term
 
     def _product(self, monomial: Monomial) -> PrimExpr:
-        """x * y * z of a monomial, which is not that of the number."""
+        """Return the product expression of a non-constant monomial."""
         total = self._atoms[monomial[0]].expr
         for atom in monomial[1:]:
             total = total * self._atoms[atom].expr
         return total
 
     def _bound(self, p: Poly) -> Interval:
-        """Return the sum of the terms' intervals.
+        """Return the interval of a polynomial, the sum of its terms' intervals.
 
         A variable in two terms counts as two: the interval may be too wide, never too narrow.
         """
@@ -132,6 +130,8 @@ class Proofs:
         for monomial, coefficient in p.items():
             term: Interval = (coefficient, coefficient)
             for atom in monomial:
+                # Interval arithmetic takes atoms as independent: the bound may be wider than the
+                # values are.
                 term = product(term, self._atoms[atom].bound)
             low, high = low + term[0], high + term[1]
         if self._has_rests:
@@ -140,7 +140,7 @@ class Proofs:
         return low, high
 
     def _rest_bounds(self, p: Poly) -> Iterator[Interval]:
-        """Bounds by what a division towards zero leaves: of s * (a - truncdiv(a, b) * b) + r."""
+        """Yield bounds from truncated remainders: s * (a - truncdiv(a, b) * b) + r."""
         # C's remainder lies below |b| and has the sign of a. In a polynomial it is in no one place:
         # the terms of s * a stand among those of r. The term -s * q * b, of a quotient q and a b of
         # one term, gives s and so r = p + s * q * b - s * a; what is left of q in r would not do.
@@ -165,8 +165,9 @@ class Proofs:
                 yield low + min(ends), high + max(ends)
 
     def _tight_bound(self, p: Poly, depth: int = DEPTH) -> Interval:
-        """Return the interval of p, where remainders count that are written as `a - a // d * d`.
-        Proofs inside of schedules do without: they have `a % d`."""
+        """Return the interval of p, with floor remainders written as `a - a // d * d` taken into
+        account. Proofs inside of schedules do without: they have `a % d`.
+        """
         low, high = self._bound(p)
         for monomial, coefficient in p.items():
             quotient = self._atoms[monomial[0]] if len(monomial) == 1 else None
@@ -183,8 +184,8 @@ class Proofs:
         return low, high
 
     def _nonnegative(self, p: Poly, depth: int = DEPTH) -> bool:
-        """Return whether p >= 0 is known: by constant bounds, or with ranged variables at their
-        ends.
+        """Return whether p >= 0 is provable: by constant bounds, facts, or ranged variables at
+        their ends.
         """
         # 1. Constant bounds. 2. If p - fact >= 0 then p >= fact >= 0; each fact branches, which is
         # why it costs two of the depth. 3. Symbolic ends: the first variable in which p is
@@ -194,6 +195,7 @@ class Proofs:
         if depth <= 0:
             return False
         for fact in self._facts:
+            # Only facts that cancel a term of p: others cannot help.
             difference = _without_fact(p, fact)
             if difference is not None and self._nonnegative(difference, depth - 2):
                 return True
@@ -208,7 +210,7 @@ class Proofs:
         return False
 
     def _at_worst(self, p: Poly, atom: int) -> Poly | None:
-        """Return p with a ranged variable at the end where p is lowest; None if p is not known
+        """Substitute a ranged variable by the end that minimises p; None if p is not provably
         monotonic in it.
         """
         # p = slope * v + rest. For slope >= 0, p is lowest where v is: slope * low(v) + rest. That
@@ -226,14 +228,17 @@ class Proofs:
             return None
         low, high = self._bound(slope)
         if low >= 0 or high <= 0:
+            # The sign of the slope decides which end is the worst; a slope of unknown sign decides
+            # nothing.
             end = self._ranges[atom][0 if low >= 0 else 1]
             return poly.add(offset, poly.multiply(slope, end))
         return None
 
     def _decide(self, kind: type[BinaryExpr], p: Poly) -> bool | None:
-        """Return whether `p kind 0` holds, None where that is not known."""
+        """Decide the comparison `p kind 0`, or return None."""
         low, high = self._bound(p)
         if kind in (EQ, NE):
+            # 0 is outside of the interval, or excluded by divisibility.
             if low > 0 or high < 0 or not p or self._never_zero(p):
                 return (kind is EQ) == (not p)
             if low == high == 0:
@@ -252,8 +257,8 @@ class Proofs:
         )
 
     def _decide_by_facts(self, p: Poly, wants_zero: bool) -> bool | None:
-        """Return whether p is 0 (or, with `wants_zero` false, is not), if the scope's facts decide
-        it.
+        """Decide whether p is zero (or, without `wants_zero`, non-zero) by the scope's facts, or
+        return None.
         """
         below = poly.add({}, p, -1)
         if self._nonnegative(p) and self._nonnegative(below):
@@ -264,14 +269,14 @@ class Proofs:
         return None
 
     def _never_zero(self, p: Poly) -> bool:
-        """Return whether 0 is excluded by divisibility: 4 * i + 6 * j + 3 is odd."""
+        """Return whether divisibility excludes zero: 4 * i + 6 * j + 3 is odd."""
         # An equation sum(c_k * x_k) = -n has solutions in whole numbers only where gcd(c_k) divides
         # n. That is the whole of what is asked of divisibility here; `modular` knows more.
         coeff = poly.content(p)
         return bool(coeff) and p.get(ONE, 0) % coeff != 0
 
     def _within(self, p: Poly, d: Poly) -> bool:
-        """Return whether 0 <= p < d is known."""
+        """Return whether 0 <= p < d is provable."""
         if not p:
             return True
         return self._nonnegative(p) and self._nonnegative(
@@ -280,7 +285,7 @@ class Proofs:
 
 
 def _without_fact(p: Poly, fact: Poly) -> Poly | None:
-    """p - scale * fact for the scale > 0 that removes a term of it; None if there is none."""
+    """Return p - scale * fact for the positive scale that cancels a term of p, or None."""
     # A step of Fourier-Motzkin elimination with one inequality: p >= scale * fact + left, so that
     # left >= 0 is enough. The scale is whole, and positive, or the fact would be used backwards.
     for monomial, coefficient in fact.items():

@@ -1,4 +1,6 @@
-"""Applying the table of rules: patterns are compiled once, and looked up by the kind of node."""
+"""Rewrite rule engine: compile rules to patterns indexed by node kind, and apply the first that
+matches.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ _NUMBERS, _CONDITIONS, _CONSTANTS = frozenset("xyzw"), frozenset("pqr"), ("c1", 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A node of the left side: a name, a number, or a kind of node over patterns.
+    """Pattern of a rule's left side: a variable, a number, or a node kind over patterns.
 
     `head` is a class, the name of an intrinsic, a name, or a number.
     """
@@ -105,13 +107,13 @@ def _parts(node: ast.expr) -> _Parts:
 
 
 def _rest(a: ast.expr, b: ast.expr) -> ast.expr:
-    """truncmod(a, b), which has no node: a - truncdiv(a, b) * b."""
+    """Expand truncmod(a, b) to a - truncdiv(a, b) * b."""
     quotient = ast.Call(ast.Name("truncdiv"), [a, b], [])
     return ast.BinOp(a, ast.Sub(), ast.BinOp(quotient, ast.Mult(), b))
 
 
 def _orders(p: Pattern) -> list[Pattern]:
-    """Return the pattern with operands that commute in every order."""
+    """Return all variants of a pattern under commutativity."""
     choices = [_orders(operand) for operand in p.parts]
     patterns = [Pattern(p.head, operands, p.is_name) for operands in itertools.product(*choices)]
     if p.head in _COMMUTE and p.parts[0] != p.parts[1]:
@@ -129,18 +131,19 @@ def _accepts(name: str, e: PrimExpr) -> bool:
 
 
 def _kind(e: PrimExpr) -> object:
-    """Return what the head of a pattern that is no name is compared with."""
+    """Return the kind of a node that pattern heads compare with."""
     return e.op if isinstance(e, Intrinsic) else type(e)
 
 
 def _match(p: Pattern, e: PrimExpr, bindings: Match) -> bool:
-    """Return whether an expression has the form of a pattern; names are filled in."""
+    """Match an expression against a pattern, and fill in the bindings."""
     head = p.head
     if p.is_name:
         assert isinstance(head, str)
         bound = bindings.get(head)
         if bound is not None:
             return same(bound, e)
+        # A name that occurs twice must match identical expressions.
         bindings[head] = e
         return _accepts(head, e)
     if isinstance(head, int):
@@ -156,12 +159,12 @@ Builder: TypeAlias = Callable[[Mapping[str, PrimExpr], str], PrimExpr]
 
 
 def build(node: ast.expr, names: Mapping[str, PrimExpr], dtype: str) -> PrimExpr:
-    """Return the right side, or a condition, with names filled in; numbers fold."""
+    """Build the right side or a condition from bindings; constants fold."""
     return builder(node)(names, dtype)
 
 
 def builder(node: ast.expr) -> Builder:
-    """Return a function that builds a side of a rule.
+    """Compile a side of a rule to a builder function.
 
     The tree is read once, here. Raises ValueError for a tree that is no expression.
     """
@@ -222,7 +225,7 @@ def _power(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What must hold for a rule, and the names that it divides by."""
+    """Condition of a rule, with the names it divides by."""
 
     build: Builder
     divisors: tuple[str, ...]
@@ -241,7 +244,7 @@ def _condition(node: ast.expr) -> Condition:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A rule ready to be tried."""
+    """Compiled rule."""
 
     pattern: Pattern
     right: Builder
@@ -257,7 +260,7 @@ def _conditions(text: str) -> tuple[Condition, ...]:
 
 
 def parsed(text: str) -> ast.expr:
-    """Return a side of a rule as Python's tree."""
+    """Parse a side of a rule to a Python AST."""
     return ast.parse(text, mode="eval").body
 
 
@@ -266,11 +269,12 @@ Written: TypeAlias = tuple[Rule, ast.expr]
 
 
 def by_kind(rules: Sequence[Rule]) -> dict[object, list[Written]]:
-    """Return the rules by the kind of their root.
+    """Group rules by the kind of their root.
 
     All left sides are parsed at once, which takes a third of the time that they take one by one.
     """
     rules_by_kind: dict[object, list[Written]] = {}
+    # One parse of all left sides: calling the parser for each rule takes longer than parsing.
     for rule, line in zip(rules, ast.parse("\n".join(r.left for r in rules)).body, strict=True):
         assert isinstance(line, ast.Expr), "a left side is an expression"
         rules_by_kind.setdefault(_parts(line.value)[0], []).append((rule, line.value))
@@ -278,8 +282,10 @@ def by_kind(rules: Sequence[Rule]) -> dict[object, list[Written]]:
 
 
 def compiled(rules: Sequence[Written], written_first: bool) -> tuple[Compiled, ...]:
-    """Rules in every order of their operands, as `Rules` says, ready to be tried."""
+    """Compile rules in all commutative variants."""
     first: list[Compiled] = []
+    # The written order of operands is tried for all rules first, so that results look like the
+    # rule.
     exchanged = [] if written_first else first
     for rule, lhs in rules:
         right, conditions = builder(parsed(rule.right)), _conditions(rule.condition)
@@ -292,8 +298,7 @@ def compiled(rules: Sequence[Written], written_first: bool) -> tuple[Compiled, .
 
 
 class Rules:
-    """Rows of `arith.rules`, which are compiled when a node of their kind is first asked for: most
-    programs have few kinds.
+    """Rule set compiled lazily by root kind, since most programs use few kinds.
 
     `written_first`: every rule is tried as it is written before any is with operands exchanged, so
     that what stands in a rule's order stays in it.
@@ -308,10 +313,11 @@ class Rules:
     # Found once for each combination of kinds that is met; the order of rules stays, as the first
     # that fits is applied.
     def candidates(self, e: PrimExpr) -> tuple[Compiled, ...]:
-        """Return the rules for nodes of a kind whose children are of these kinds.
+        """Return the rules whose root and child kinds match a node.
 
         Most others fail at once.
         """
+        # Most rules are excluded by the kinds of the children alone, without matching.
         kind, inside = _kind(e), tuple(map(_kind, children(e)))
         candidates = self._found.get((kind, inside))
         if candidates is None:
@@ -335,11 +341,14 @@ class Rules:
         return compiled_rules
 
     def apply(self, e: PrimExpr, prove: Prove) -> tuple[PrimExpr, Rule] | None:
-        """Return what the first rule that fits makes of a node, and that rule; or None."""
+        """Apply the first matching rule whose conditions are provable; return (result, rule) or
+        None.
+        """
         for candidate in self.candidates(e):
             bindings: Match = {}
             if not _match(candidate.pattern, e, bindings):
                 continue
+            # Constants of the right side take the dtype of what the rule has matched.
             dtype = next((v.dtype for n, v in bindings.items() if n in _NUMBERS), "int64")
             if all(_holds(c, bindings, dtype, prove) for c in candidate.conditions):
                 right = candidate.right(bindings, e.dtype if e.dtype != "bool" else dtype)
@@ -352,14 +361,14 @@ CANONICAL = Rules(*REWRITES, *NORMAL)
 
 
 def _may_be(p: Pattern, kind: object) -> bool:
-    """Return whether a pattern can fit a node of a kind."""
+    """Return whether a pattern can match a node of a kind."""
     if p.is_name:
         return kind is IntImm or p.head not in _CONSTANTS
     return kind is IntImm if isinstance(p.head, int) else kind == p.head
 
 
 def folded(e: PrimExpr) -> PrimExpr | None:
-    """Return a cast or a pure call of numbers as the number it is; None for others."""
+    """Fold a cast or a pure intrinsic of constants, or return None."""
     match e:
         case Cast(value=IntImm() | FloatImm() as value) if dt.lanes(e.dtype) == 1:
             result = prim.cast(value, e.dtype)

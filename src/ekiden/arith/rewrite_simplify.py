@@ -1,4 +1,4 @@
-"""TVM's `Analyzer.rewrite_simplify`: rules applied node by node, leaves first, until none fits.
+"""TVM's `Analyzer.rewrite_simplify`: apply rewrite rules bottom-up to a fixed point.
 
 Nothing of the compiler asks for it: the simplifier is the canonical form (`arith.canonical`). This
 one gives the forms that programs written for TVM compare, in which a term keeps its shape; it asks
@@ -32,7 +32,7 @@ _COMPARISONS = (EQ, NE, LT, LE, GT, GE)
 
 
 class RewriteSimplifier:
-    """The forms of expressions under what an Analyzer knows."""
+    """Rewrite simplifier under the knowledge of an Analyzer."""
 
     def __init__(self, analyzer: Analyzer) -> None:
         self._known = analyzer
@@ -42,7 +42,7 @@ class RewriteSimplifier:
         self._applied = 0
 
     def form(self, expr: PrimExpr, depth: int = 0) -> PrimExpr:
-        """Return the form of an expression; `depth` is how many rules produced it in turn."""
+        """Simplify an expression; `depth` counts the rules that produced it in turn."""
         for node in pending((expr,), self._done):
             inside = children(node)
             rebuilt = rebuild(node, [self._done[id(c)] for c in inside]) if inside else node
@@ -50,11 +50,12 @@ class RewriteSimplifier:
             if form is None:
                 form = self._node(rebuilt, depth, ruled=depth > 0 and node is expr)
             self._done[id(node)] = self._done[id(form)] = form
+            # Ids of dead objects would be given to new ones.
             self._alive += (node, rebuilt, form)
         return self._done[id(expr)]
 
     def _node(self, e: PrimExpr, depth: int, ruled: bool) -> PrimExpr:
-        """Return the form of a node over formed children.
+        """Simplify a node over simplified children.
 
         The result of a rule is not brought to its normal form, which may be the input of the rule.
         """
@@ -79,29 +80,30 @@ class RewriteSimplifier:
         return e if changed is None else self.form(changed, depth + 1)
 
     def _decided(self, e: BinaryExpr) -> PrimExpr | None:
-        """Return a comparison whose answer is known as a constant, else None."""
+        """Return a comparison with a provable answer as a constant, else None."""
         difference = poly.add(self._known._poly(e.a), self._known._poly(e.b), -1)
         answer = self._known._decide(type(e), difference)
         return None if answer is None else const(answer, "bool")
 
     def _at_most(self, e: LE, depth: int) -> PrimExpr | None:
-        """Return a <= b as the opposite of b < a, where rules rewrite that."""
+        """Simplify a <= b as the negation of b < a, where rules rewrite that."""
         strict = binary(LT, e.b, e.a)
         formed = self.form(strict, depth + 1)
         return None if formed is strict else _opposite(formed)
 
     def _shorter(self, e: PrimExpr) -> PrimExpr | None:
-        """Return the normal form of a node, if it has fewer operations."""
+        """Return the canonical form of a node if it has fewer operations, else None."""
         if not (is_number(e) or e.dtype == "bool") or isinstance(e, (Var, IntImm)):
             return None
         if isinstance(e, _COMPARISONS) and is_number(e.a):
             is_exact = not any(isinstance(inner, prim.Div) for inner in post_order(e))
             return self._shorter_comparison(e) if is_exact else None
         form = self._known.simplify(e)
+        # The canonical form may be longer, as products are expanded in it.
         return form if _length(form) < _length(e) else None
 
     def _shorter_comparison(self, e: BinaryExpr) -> PrimExpr | None:
-        """Return a comparison of whole numbers without terms that both sides share.
+        """Return an integer comparison without the terms common to both sides, if shorter.
 
         Every term is on the side where it is added, by `<` or `<=`; None if that is not shorter.
         """
@@ -111,10 +113,13 @@ class RewriteSimplifier:
         offset = p.pop(ONE, 0) if ONE in (p := dict(p)) else 0
         common = poly.content(p)
         if kind in (EQ, NE):
+            # Whole numbers: the left side is a multiple of the common divisor and the right one is
+            # not.
             if offset % common:
                 return const(kind is NE, "bool")
         elif kind is LT:
             kind, offset = LE, offset + 1
+        # Rounded up: over whole numbers the tighter of the two.
         offset = -(-offset // common)
         lhs = {m: c // common for m, c in p.items() if c > 0}
         rhs = {m: -c // common for m, c in p.items() if c < 0}
@@ -133,7 +138,7 @@ _OPPOSITE: dict[type[PrimExpr], type[BinaryExpr]] = {EQ: NE, NE: EQ, LT: LE, LE:
 
 
 def _opposite(condition: PrimExpr) -> PrimExpr:
-    """Return the opposite of a condition in its form."""
+    """Return the negation of a condition in simplified form."""
     match condition:
         case IntImm(value=value):
             return const(not value, "bool")
@@ -149,7 +154,7 @@ def _opposite(condition: PrimExpr) -> PrimExpr:
 
 
 def _holds_rest(e: PrimExpr) -> bool:
-    """Return whether a node is a remainder of a division that rounds towards zero.
+    """Return whether a node is a truncated remainder.
 
     a - truncdiv(a, b) * b, its opposite or a multiple of it stay in one piece.
     """
@@ -164,7 +169,7 @@ def _holds_rest(e: PrimExpr) -> bool:
 
 
 def _length(expr: PrimExpr) -> int:
-    """Return how many nodes an expression is written with."""
+    """Return the number of nodes of an expression as a tree."""
     sizes: dict[int, int] = {}
     for node in post_order(expr):
         sizes[id(node)] = 1 + sum(sizes[id(c)] for c in children(node))

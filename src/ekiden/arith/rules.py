@@ -1,4 +1,4 @@
-"""What the simplifier knows, as equations.
+"""Rewrite rules of the simplifier, as equations.
 
 A row says that its left side may become its right side where its condition holds. Names stand for:
 
@@ -23,7 +23,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """left -> right, if condition."""
+    """Rewrite rule: left -> right if condition."""
 
     left: str
     right: str

@@ -1,9 +1,8 @@
-"""What the simplifier knows of vectors whose lanes are a line (tir.Ramp) or one value
-(tir.Broadcast): arithmetic on them is arithmetic on what they are made of.
+"""Simplification of arithmetic on Ramp and Broadcast vectors to arithmetic on their scalars.
 
-    Ramp(x, 1, 4) + Ramp(y, 2, 4)         Ramp(x + y, 3, 4)
-    Ramp(x, 4, 4) // Broadcast(2, 4)      Ramp(x // 2, 2, 4)
-    Ramp(x * 8 + 1, 1, 4) % Broadcast(8, 4)   Ramp(1, 1, 4)
+Ramp(x, 1, 4) + Ramp(y, 2, 4)         Ramp(x + y, 3, 4)
+Ramp(x, 4, 4) // Broadcast(2, 4)      Ramp(x // 2, 2, 4)
+Ramp(x * 8 + 1, 1, 4) % Broadcast(8, 4)   Ramp(1, 1, 4)
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ Modular = Callable[[PrimExpr], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """The vector base, base + stride, ...; of a broadcast the stride is None."""
+    """Affine vector base, base + stride, ... (Ramp); stride None is a Broadcast."""
 
     base: PrimExpr
     stride: PrimExpr | None
     lanes: object
 
     def made(self) -> PrimExpr:
-        """Return the node; a line that does not move is a broadcast."""
+        """Return the Ramp node, or a Broadcast for stride 0."""
         if self.stride is None or prim.is_const(self.stride, 0):
             return NODE_TYPES["tir.Broadcast"](self.base, self.lanes)  # type: ignore[call-arg,return-value]
         return NODE_TYPES["tir.Ramp"](self.base, self.stride, self.lanes)  # type: ignore[call-arg,return-value]
@@ -50,14 +49,16 @@ def _line(e: PrimExpr) -> _Line | None:
 
 
 def combined(e: PrimExpr, modular: Modular) -> PrimExpr | None:
-    """Return an operation on two such vectors as one of them; None for others."""
+    """Fold an operation on two affine vectors into one, or return None."""
     if not isinstance(e, BinaryExpr) or not dt.vector(e.dtype):
         return None
     a, b = _line(e.a), _line(e.b)
     if a is None or b is None:
         return None
+    # Any operation on equal lanes is one scalar operation.
     if a.stride is None and b.stride is None:
         return _Line(binary(type(e), a.base, b.base), None, a.lanes).made()
+    # Lanes of floats are rounded one by one: base + n * stride is no exact line.
     if not dt.is_int(a.base.dtype):
         return None
     match e:
@@ -77,7 +78,8 @@ def combined(e: PrimExpr, modular: Modular) -> PrimExpr | None:
 
 
 def _divided(e: BinaryExpr, a: _Line, b: _Line, modular: Modular) -> PrimExpr | None:
-    """Return a line divided by a number, or its remainder; None where that is no line.
+    """Divide an affine vector by a constant, or take its remainder; None where the result is not
+    affine.
 
     It is one where the stride is a multiple, or where no lane of a base with a known remainder
     reaches the next multiple.
@@ -86,6 +88,7 @@ def _divided(e: BinaryExpr, a: _Line, b: _Line, modular: Modular) -> PrimExpr | 
     if not isinstance(divisor, IntImm) or not isinstance(stride, IntImm) or divisor.value <= 0:
         return None
     size, step = divisor.value, stride.value
+    # Each step moves the quotient by a whole number, and the remainder not at all.
     if step % size == 0:
         quotient = const(step // size, stride.dtype) if is_quotient else None
         return _Line(binary(type(e), a.base, divisor), quotient, a.lanes).made()
@@ -93,6 +96,7 @@ def _divided(e: BinaryExpr, a: _Line, b: _Line, modular: Modular) -> PrimExpr | 
     # What is known of the base: its remainder by `coeff`, of which this common divisor is of use.
     modulus = size if coeff == 0 else math.gcd(coeff, size)
     residue = first % modulus
+    # No lane crosses a multiple of the divisor: quotients are equal, remainders a line.
     if step > 0 and isinstance(a.lanes, int) and residue + step * (a.lanes - 1) < modulus:
         base = binary(type(e), a.base, divisor)
         if not is_quotient and modulus == size:

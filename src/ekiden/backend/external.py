@@ -49,7 +49,7 @@ def register_external(compiler: str, codegen: ExternalCodegen) -> None:
     note_extension(codegen)
 
     def make(symbol: str, metadata: str) -> ExternalKernel:
-        """Compile a function again that an executable stores as JSON, and return its kernel."""
+        """Compile a function that an executable stores as JSON and return its kernel."""
         function = load_json(kept_for(symbol, metadata))
         assert isinstance(function, Function)
         return guarded(compiler, symbol, codegen(function))

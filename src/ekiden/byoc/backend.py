@@ -95,7 +95,9 @@ for _backend in _BACKENDS.values():
 
 
 def _find(name: object) -> Backend:
-    """Look up an engine by name. Raises CompileError if it is unknown or not installed."""
+    """Look up a registered backend by name. Raises CompileError if it is unknown or not
+    installed.
+    """
     if not isinstance(name, str) or name not in _BACKENDS:
         names = ", ".join(f"'{engine_name}'" for engine_name in sorted(_BACKENDS))
         raise CompileError(f"byoc: expected one of the engines {names}, got {name!r}")
@@ -105,7 +107,7 @@ def _find(name: object) -> Backend:
 
 
 def present() -> list[str]:
-    """Return the names of the installed engines, in registration order."""
+    """Return the names of the installed backends, in registration order."""
     return [name for name in _BACKENDS if not missing_engine(name)]
 
 
@@ -120,13 +122,14 @@ def partition(module: IRModule, engine: str) -> IRModule:
 
 
 def cut_out(module: IRModule, engine: str, *, forgives: bool = False) -> IRModule:
-    """Partition a module for an installed engine. If `forgives`, a region on which the engine
+    """Partition a module for an installed backend. If `forgives`, a region on which the engine
     violates the Backend contract stays with Ekiden, with a warning.
     """
     backend = _BACKENDS[engine]
     partitioned = Sequential(
         [
             InferType(),
+            # TVM's pass order: composites first, so that regions merge around whole patterns.
             MergeComposite(_patterns(backend)),
             AnnotateTarget(engine),
             MergeCompilerRegions(),
@@ -148,8 +151,8 @@ def cut_out(module: IRModule, engine: str, *, forgives: bool = False) -> IRModul
 
 
 def _placed_elsewhere(module: IRModule) -> dict[GlobalVar, str]:
-    """Return the functions whose results the program places off the host, where engines run, each
-    with a message.
+    """Return the functions whose results are placed off the host, where backends run, each with a
+    message.
     """
     placed: dict[GlobalVar, str] = {}
     for function in module.functions.values():
@@ -167,8 +170,8 @@ def _placed_elsewhere(module: IRModule) -> dict[GlobalVar, str]:
 
 
 def _patterns(backend: Backend) -> Sequence[PatternEntry]:
-    """Return an engine's patterns. Raises CompileError if they are malformed or a name lacks the
-    engine's prefix.
+    """Return a backend's pattern table after validating it. Raises CompileError if they are
+    malformed or a name lacks the engine's prefix.
     """
     entries = _asked(backend, None, backend.patterns)
     if not isinstance(entries, (list, tuple)):
@@ -180,7 +183,9 @@ def _patterns(backend: Backend) -> Sequence[PatternEntry]:
 
 
 def _code(backend: Backend, region: Function) -> bytes:
-    """Return a region's code from its engine. Raises CompileError for any error of the engine's."""
+    """Return the code that a backend compiles for a region. Raises CompileError for any error of
+    the engine's.
+    """
     code = _asked(backend, region, lambda: backend.compile(region))
     if not isinstance(code, bytes):
         raise _broken(backend, f"it gave a {type(code).__name__} of the code of a region", region)
@@ -188,7 +193,7 @@ def _code(backend: Backend, region: Function) -> bytes:
 
 
 def _asked(backend: Backend, region: Function | None, question: Callable[[], object]) -> object:
-    """Call into an engine, passing its refusals through and turning any other error into
+    """Call into a backend, passing CompileError through and turning any other exception into
     _BrokenError.
     """
     try:
@@ -200,11 +205,11 @@ def _asked(backend: Backend, region: Function | None, question: Callable[[], obj
 
 
 class _BrokenError(CompileError):
-    """Raised when an engine violates the Backend contract, as opposed to refusing a region."""
+    """Violation of the `Backend` contract, as opposed to the refusal of a region."""
 
 
 def _broken(backend: Backend, why: str, region: Function | None = None) -> CompileError:
-    """Return an error that names the engine and, for a region, its name and nodes."""
+    """Return an error that names the backend and, for a region, its name and source nodes."""
     where = "" if region is None else f" region '{region.attr('global_symbol')}'"
     spans = [] if region is None else [c.span for c in operators_of(region) if c.span]
     nodes = ", ".join(dict.fromkeys(map(str, spans)))
@@ -221,7 +226,7 @@ def operators_of(region: Function) -> list[Call]:
 
 
 def _refusal(backend: Backend, symbol: str, region: Function, forgives: bool) -> str:
-    """Return why an engine refuses a region; empty if it accepts it."""
+    """Return why a backend rejects a region; empty if it accepts it."""
     try:
         code = _code(backend, region)
         runner = _asked(backend, region, lambda: backend.load(symbol, code))

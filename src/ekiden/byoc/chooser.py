@@ -40,7 +40,7 @@ ModelFunction = Callable[[Sequence[Array]], object]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A region, and which engine ran it faster; times in seconds."""
+    """Measured run times of a region in an engine and in Ekiden's own kernels, in seconds."""
 
     region: str
     operators: str
@@ -61,10 +61,10 @@ class Choice:
 def choose(
     module: IRModule, compile: Callable[[IRModule], ModelFunction]
 ) -> tuple[IRModule, list[Choice]]:
-    """Return the module with the regions that an engine runs faster than Ekiden, as measured now.
-    Inputs are random, with 1 for unknown sizes. Installed engines are tried in registration
-    order, each on what the previous ones left. `compile` turns a module into a function. The
-    logger "ekiden" reports the measurements.
+    """Return the module with only the regions that an engine runs faster than Ekiden, and every
+    measurement. Inputs are random, with 1 for unknown sizes. Installed engines are tried in
+    registration order, each on what the previous ones left. `compile` turns a module into a
+    function. The logger "ekiden" reports the measurements.
     """
     choices: list[Choice] = []
     for engine in present():
@@ -90,8 +90,11 @@ def choose(
 def _measured(
     name: GlobalVar, region: Function, engine: str, compile: Callable[[IRModule], ModelFunction]
 ) -> Choice | None:
-    """Return both times; None, with a logged warning, if the region does not run by itself."""
+    """Measure a region in both implementations; None, with a logged warning, if it does not run by
+    itself.
+    """
     feed = _random(region)
+    # Fresh parameters: a Var may be bound by one function only.
     params = tuple(param.with_fields() for param in region.params)
     theirs = IRModule({name: region, GlobalVar("main"): Function(params, Call(name, params))})
     own = inline_regions(theirs, {name})
@@ -105,14 +108,14 @@ def _measured(
 
 
 def _operators(region: Function) -> str:
-    """Return the region's operators with their counts, such as `nn.dense x 2, nn.relu`."""
+    """Return the operator counts of a region as text, such as `nn.dense x 2, nn.relu`."""
     names = [op_of(expr) for expr in post_order(region.body, into_functions=True)]
     counts = Counter(filter(None, names))
     return ", ".join(name if n == 1 else f"{name} x {n}" for name, n in sorted(counts.items()))
 
 
 def _random(region: Function) -> list[Array]:
-    """Return random inputs for a region."""
+    """Return random arrays for the parameters of a region."""
     rng = np.random.default_rng(0)
     arrays = []
     for param in region.params:

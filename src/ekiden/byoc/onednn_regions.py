@@ -28,7 +28,7 @@ DNNL_RELU, DNNL_ADD = 0x20, 0x1FFF0
 
 
 class Kind(IntEnum):
-    """The kind of a step, in the order of onednn_kind in onednn_plan.h."""
+    """Kind of a step, numbered as `onednn_kind` in onednn_plan.h."""
 
     PRODUCT = 0
     CONVOLUTION = 1
@@ -75,7 +75,7 @@ def _pool(call: Call) -> Attributes | None:
 
 
 def _number(number: int) -> Callable[[Call], Attributes | None]:
-    """Return the attributes of an operator with this oneDNN number; scalars are not supported."""
+    """Return a function that gives an operator's oneDNN algorithm number, or None for scalars."""
     return lambda call: [number] if all(tensor_of(arg).shape for arg in call.args) else None
 
 
@@ -100,7 +100,7 @@ OPERATOR_TABLE: dict[str, Row[Kind, Attributes]] = {
 
 @dataclass(slots=True)
 class OneDnnEngine:
-    """The oneDNN engine, used through its C library."""
+    """Backend that runs regions in the oneDNN C library."""
 
     name: str
 
@@ -128,14 +128,14 @@ class OneDnnEngine:
 
 @dataclass(eq=False, slots=True)
 class _Value:
-    """An input, a constant, or a step's result."""
+    """Value of a plan: an input, a constant, or the result of a step."""
 
     data: Array | None = None
 
 
 @dataclass(eq=False, slots=True)
 class _Step(_Value):
-    """A oneDNN primitive with its arguments and attributes."""
+    """One oneDNN primitive with its arguments and attributes."""
 
     kind: Kind = Kind.ELEMENT
     args: list[_Value] = field(default_factory=list)
@@ -144,7 +144,7 @@ class _Step(_Value):
 
 
 class _Region(Region[_Value]):
-    """A region being converted to oneDNN steps."""
+    """Builder of a oneDNN plan from a region."""
 
     engine = "oneDNN"
 
@@ -173,10 +173,11 @@ PRODUCT_KINDS = (Kind.PRODUCT, Kind.CONVOLUTION)
 
 
 def _fold(steps: list[_Step], constants: list[_Value], results: list[_Value]) -> None:
-    """Fuse a bias, and a following relu, into the product or convolution before them if it has no
-    other reader; turn other biases into additions.
+    """Fuse a bias and a following relu into the contraction before them if nothing else reads its
+    result; turn other biases into additions.
     """
     for step in list(steps):
+        # Recounted for each step, since fusion changes the readers of values.
         uses = Counter(id(arg) for reader in steps for arg in reader.args)
         uses.update(map(id, results))
         before = step.args[0]
@@ -190,8 +191,8 @@ def _fold(steps: list[_Step], constants: list[_Value], results: list[_Value]) ->
 
 
 def _broadcast(bias: _Value, after: int, constants: list[_Value]) -> _Value:
-    """Reshape a bias for addition, with trailing dimensions of 1. Raises CompileError if it is not
-    constant.
+    """Return the bias with trailing dimensions of 1, so that it broadcasts along the channels.
+    Raises CompileError if it is not constant.
     """
     if not after:
         return bias
@@ -204,10 +205,12 @@ def _broadcast(bias: _Value, after: int, constants: list[_Value]) -> _Value:
 
 
 def _joins(before: _Value, step: _Step) -> bool:
-    """Fuse a step into the product before it, and return whether that is possible."""
+    """Fuse a step into the contraction before it, and return whether it could be fused."""
     assert isinstance(before, _Step)
+    # The relu post-operation comes last: nothing can be fused after it.
     if before.attributes[-1]:
         return False
+    # NCHW convolutions have channels on axis 1, matrix products on the last axis.
     channel = 1 if step.ndim == 4 else step.ndim - 1
     if step.kind is Kind.BIAS and len(before.args) == 2 and step.attributes == [channel]:
         if isinstance(step.args[1], _Step):  # which may come after the product
@@ -221,7 +224,7 @@ def _joins(before: _Value, step: _Step) -> bool:
 
 
 def _replace(old: _Value, new: _Value, steps: list[_Step], results: list[_Value]) -> None:
-    """Replace a value in all steps and results."""
+    """Replace every use of a value in the steps and results."""
     for values in (results, *(step.args for step in steps)):
         values[:] = [new if value is old else value for value in values]
 
@@ -229,13 +232,15 @@ def _replace(old: _Value, new: _Value, steps: list[_Step], results: list[_Value]
 def _written(
     inputs: list[_Value], constants: list[_Value], steps: list[_Step], results: list[_Value]
 ) -> bytes:
-    """Serialize the plan."""
+    """Serialize a plan as the 64-bit words and constants that onednn_plan.h describes."""
+    # Value numbers follow the order in which the runtime allocates: inputs, constants, steps.
     number = {id(value): at for at, value in enumerate((*inputs, *constants, *steps))}
     plan = _words(PLAN_MAGIC, len(inputs), len(constants), len(steps), len(results))
     for constant in constants:
         assert constant.data is not None
         numbers = constant.data.astype("<f4").tobytes()
         plan += (
+            # Padding keeps every field of the plan 8-byte aligned.
             _words(constant.data.ndim, *constant.data.shape) + numbers + bytes(-len(numbers) % 8)
         )
     for step in steps:

@@ -38,14 +38,14 @@ def _nothing(call: Call) -> Attributes | None:
 
 
 def _dense(call: Call) -> Attributes | None:
-    """Return Gemm's attributes; it has no batch dimensions."""
+    """Return Gemm's attributes; None for batched operands, which Gemm does not take."""
     ranks = [len(tensor_of(arg).shape) for arg in call.args]
     return {"transB": 1} if ranks == [2, 2] else None
 
 
 def _bias(call: Call) -> Attributes | None:
-    """Return the attributes of an addition along the last axis; a bias along another has another
-    shape in ONNX.
+    """Return the attributes of an addition along the last axis; None for another axis, which needs
+    a reshaped bias.
     """
     axis: int = getattr(call.attrs, "axis")  # noqa: B009 - of BiasAddAttrs
     return {} if axis in (-1, len(tensor_of(call.args[0]).shape) - 1) else None
@@ -100,7 +100,7 @@ OPERATOR_TABLE: dict[str, Row[str, Attributes]] = {
 
 @dataclass(slots=True)
 class OnnxEngine:
-    """An engine of `ekiden.runtime.devices.engines` that takes ONNX models."""
+    """Backend that runs regions as ONNX models in an engine of `ekiden.runtime.devices.engines`."""
 
     name: str
 
@@ -122,6 +122,7 @@ class OnnxEngine:
         )
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+        # Deterministic serialization: equal regions must give equal bytes.
         code: bytes = model.SerializeToString(deterministic=True)
         return code
 
@@ -131,14 +132,14 @@ class OnnxEngine:
 
 
 def _info(name: str, kind: Type) -> ValueInfoProto:
-    """Describe an input or output; symbolic sizes are left open."""
+    """Return the ValueInfo of an input or output; symbolic dimensions are left open."""
     assert isinstance(kind, TensorType) and kind.dtype == REGION_DTYPE, "what the patterns take"
     sizes = [dim.value if isinstance(dim, IntImm) else None for dim in kind.shape]
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
 
 
 class _Region(Region[str]):
-    """A region being converted to ONNX: nodes, initializers, and the names of values."""
+    """Builder of an ONNX model from a region: nodes, initializers, and the names of values."""
 
     engine = "ONNX"
 
@@ -170,11 +171,12 @@ class _Region(Region[str]):
         return result
 
     def _name(self) -> str:
+        """Return an unused value name."""
         self.count += 1
         return f"v{self.count}"
 
     def result(self, expr: RelayExpr) -> str:
-        """Return a unique output name for a result."""
+        """Return a unique graph output name for a result."""
         at = f"r{len(self.nodes)}"
         self.nodes.append(helper.make_node("Identity", [self.values[expr]], [at]))
         return at

@@ -31,8 +31,8 @@ REGION_DTYPE = "float32"
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[K, A]):
-    """An operator of Relay in an engine's table: the engine's operator, the number of arguments,
-    and its attributes, which are None if a call has no such form.
+    """Mapping of a Relay operator to an engine's operator: arity, and a function that returns its
+    attributes, or None for a call the engine cannot run.
     """
 
     op: K
@@ -48,10 +48,10 @@ def tensor_of(expr: RelayExpr) -> TensorType:
 
 
 def pool_padding(call: Call) -> list[int] | None:
-    """Return the padding (top, left, bottom, right) of a pooling such that floor-mode windows give
-    its exact result size, since engines disagree about the last window in ceil mode. None if a
-    required size is unknown, or a window may lie entirely in the padding, which engines do not
-    support or fill differently.
+    """Return the padding (top, left, bottom, right) with which a floor-mode pooling has this call's
+    result size, since engines disagree about the last window in ceil mode. None if a required
+    size is unknown, or a window may lie entirely in the padding, which engines do not support or
+    fill differently.
     """
     attrs: Any = call.attrs
     begin, end = list(attrs.padding[:2]), list(attrs.padding[2:])
@@ -62,6 +62,7 @@ def pool_padding(call: Call) -> list[int] | None:
             before, after = input_shape[i], output_shape[i]
             if not (isinstance(before, IntImm) and isinstance(after, IntImm)):
                 return None
+            # Ceil mode: pad the end until the last window lies inside.
             last = (after.value - 1) * attrs.strides[i] + spans[i]
             end[i] = max(end[i], last - before.value - begin[i])
     is_inside = all(pad < span for pad, span in zip((*begin, *end), spans * 2, strict=True))
@@ -69,12 +70,12 @@ def pool_padding(call: Call) -> list[int] | None:
 
 
 def results_of(body: RelayExpr) -> Sequence[RelayExpr]:
-    """Return the results of a region, in order."""
+    """Return the result expressions of a region: its fields if it returns a tuple."""
     return body.fields if isinstance(body, Tuple) else (body,)
 
 
 def patterns_of(engine: str, rows: Mapping[str, Row[K, A]]) -> list[PatternEntry]:
-    """Return a pattern for each operator of a table, for `Backend.patterns`."""
+    """Return one single-operator pattern per row of an engine's table."""
     return [
         (
             f"{engine}.{name}",
@@ -86,7 +87,7 @@ def patterns_of(engine: str, rows: Mapping[str, Row[K, A]]) -> list[PatternEntry
 
 
 def _takes(row: Row[K, A], expr: RelayExpr) -> bool:
-    """Return whether an engine supports a matched call with its dtypes."""
+    """Return whether the engine supports a matched call, including its dtypes."""
     assert isinstance(expr, Call)
     kinds = [expr_or_arg.checked_type for expr_or_arg in (*expr.args, expr)]
     if not all(isinstance(kind, TensorType) and kind.dtype == REGION_DTYPE for kind in kinds):
@@ -95,8 +96,8 @@ def _takes(row: Row[K, A], expr: RelayExpr) -> bool:
 
 
 class Region(ABC, Generic[V]):
-    """A region being converted for an engine, with the engine's value for each expression
-    so far.
+    """Base class of converters of a region to an engine's format; `values` maps expressions to
+    converted values.
     """
 
     engine: str
@@ -113,10 +114,11 @@ class Region(ABC, Generic[V]):
         """Convert an operator call. Raises CompileError if the engine does not support it."""
 
     def convert(self, root: RelayExpr) -> None:
-        """Convert everything below an expression; composite functions are converted through their
+        """Convert all expressions below `root`; composite functions are converted through their
         bodies.
         """
         order = evaluation_order(root)
+        # Bodies of composite functions are converted at their calls, when arguments have values.
         inner = {
             id(inner_expr)
             for function in order

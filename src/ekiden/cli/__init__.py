@@ -42,7 +42,7 @@ def _module(name: str) -> ModuleType:
 
 
 class Completion(argparse.Action):
-    """The action of `--completion SHELL`, which prints the script and exits."""
+    """Argparse action of `--completion SHELL`: print the completion script and exit."""
 
     def __call__(
         self,
@@ -81,6 +81,7 @@ def parser(selected: str | None) -> argparse.ArgumentParser:
             "-v", "--verbose", action="count", default=0,
             help="say on standard error what is being done; twice: each pass and kernel",
         )  # fmt: skip
+        # Only the selected command's module is imported: the others would double the start-up time.
         if name == selected:
             module = _module(name)
             module.arguments(command)
@@ -89,13 +90,15 @@ def parser(selected: str | None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; 0, or 1 with one line on standard error for what the user can mend.
+    """Run the command line `argv`, and return the exit status: 0, or 1 after one line on standard
+    error for a mistake of the user.
 
     Wrong usage exits with 2, as argparse does.
     """
     try:
         return _main(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # while modules are imported, too
+        # 128 + SIGINT, as shells report an interrupted command.
         return 130
 
 
@@ -116,6 +119,7 @@ def _main(args: Sequence[str]) -> int:
             sys.stdout.flush()  # here, where what goes wrong with it is said
         return status
     except BrokenPipeError:  # the reader of our output, such as `head`, has had enough
+        # Otherwise the interpreter's flush at exit raises the same error again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (errors.EkidenError, OSError, MemoryError) as error:
@@ -124,7 +128,7 @@ def _main(args: Sequence[str]) -> int:
 
 
 def _error_line(error: BaseException, command: str) -> str:
-    """Format an error in one line, with the notes attached to it."""
+    """Format an exception with its notes as one line."""
     text = str(error).removeprefix(f"{command}: ")
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
         text = f"'{error.filename}': {(error.strerror or '').lower()}"

@@ -70,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
     feed = random_inputs(executable, sizes(options.dim), read_arrays(options.input))
     times = _times(executable, feed, options.seconds)
     times.sort()
+    # Order statistics, which single disturbed calls do not move.
     low, middle, high = times[0], statistics.median(times), times[int(0.9 * (len(times) - 1))]
     shapes = {name: _describe_input(value) for name, value in feed.items()}
     threads = None if options.remote is not None else runtime.num_threads()
@@ -101,11 +102,12 @@ def run(options: argparse.Namespace) -> int:
 def _times(
     executable: Executable | RemoteExecutable, feed: Mapping[str, Array], seconds: float
 ) -> list[float]:
-    """Return the seconds of whole calls from Python, results included; of a remote model, of runs
-    by the clock there.
+    """Return the durations of whole calls in seconds, output conversion included; of a remote
+    model, those of its server's clock.
     """
     if isinstance(executable, RemoteExecutable):
         return executable.times(feed, seconds)
+    # Warm-up: first calls fault pages in and fill caches.
     for _ in range(3):
         executable(**feed)
     times: list[float] = []

@@ -26,14 +26,13 @@ def entry(
     threads: int | None,
     hardware: str = "",
 ) -> dict[str, object]:
-    """Return the log fields of a measurement of whole calls.
-    Args:
-        workload: The name of the model.
-        inputs: The dtype and shape of each input, as text.
-        seconds: The time of each call.
-        target: The target of the code.
-        threads: The number of threads.
-        hardware: The machine; by default this one's processor.
+    """Return the fields of a log entry for the measured `seconds` of whole calls. Args:
+    workload: The name of the model.
+    inputs: The dtype and shape of each input, as text.
+    seconds: The time of each call.
+    target: The target of the code.
+    threads: The number of threads.
+    hardware: The machine; by default this one's processor.
     """
     times = [run_seconds * 1e3 for run_seconds in seconds]
     environment = {"os": platform.platform(), "python": platform.python_version()}
@@ -61,7 +60,7 @@ def entry(
 
 
 def processor() -> str:
-    """Return the name of this machine's processor, or its architecture if it has none."""
+    """Return the model name of this machine's CPU, or its architecture if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -71,7 +70,7 @@ def processor() -> str:
 
 
 def append(path: str, fields: Mapping[str, object]) -> None:
-    """Append a line to a log, which is created if missing. Raises OSError."""
+    """Append a JSON line to a log file, which is created if missing. Raises OSError."""
     check_folder(path)
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(fields) + "\n")

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _stats(options: argparse.Namespace) -> int:
-    """Print files and bytes by folder and kind."""
+    """Print the number of files and bytes by folder and kind."""
     rows = cache_stats()
     if options.json:
         print(json.dumps(as_rows(rows), indent=1))
@@ -70,6 +70,7 @@ def _prune(options: argparse.Namespace) -> int:
     limit = parse_bytes(options.limit) if options.limit is not None else None
     if options.limit is not None and limit is None:
         raise InputError(f"--limit: expected bytes, such as 500M, got '{options.limit}'")
+    # Without a criterion it would either remove nothing or everything.
     if limit is None and not options.stale:
         raise InputError("expected --limit BYTES, --stale or both")
     count, freed = prune_cache(limit, options.stale)

@@ -72,8 +72,8 @@ def _survey(file: str) -> Survey:
 
 
 def _dims(survey: Survey, texts: list[str]) -> dict[str, int]:
-    """Return a size for each symbol of the model, 1 by default. Raises InputError for an unknown
-    symbol.
+    """Return the size of each symbolic dimension of the model, 1 by default. Raises InputError for
+    an unknown symbol.
     """
     fixed = sizes(texts)
     if unknown := [n for n in fixed if n not in survey.dimensions]:
@@ -87,14 +87,15 @@ def _dims(survey: Survey, texts: list[str]) -> dict[str, int]:
 def _figures(
     file: str, survey: Survey, dims: dict[str, int], texts: list[str]
 ) -> dict[str, object]:
-    """Return the FLOPs, activation bytes and host functions for these sizes. Where a model does not
-    accept dimensions of 1, those not among `texts` are increased one by one; `dims` is updated
-    to the sizes found. Errors in importing the model itself are raised; sizes for which it
-    cannot be imported are omitted.
+    """Return the FLOPs, activation bytes and host functions of the model at these sizes. Where a
+    model does not accept dimensions of 1, those not among `texts` are increased one by one;
+    `dims` is updated to the sizes found. Errors in importing the model itself are raised; sizes
+    for which it cannot be imported are omitted.
     """
     module = InferType()(import_model(file))
     _prepared(module)
     note = ""
+    # Some models reject dimensions of 1, such as convolutions larger than their input.
     for bound in tried_sizes(dims, sizes(texts)):
         try:
             measured = _measured(file, survey, bound, module)
@@ -107,8 +108,8 @@ def _figures(
 
 
 def _prepared(module: IRModule) -> None:
-    """Raises UnsupportedError for what prevents kernels from being generated: a model that is only
-    known to be wrong then must not be said to be supported.
+    """Raise UnsupportedError for whatever prevents kernels from being generated, so that a model
+    known only to be invalid is not reported as supported.
     """
     try:
         check_module(optimize(module, Target.parse("llvm")))
@@ -120,7 +121,7 @@ def _prepared(module: IRModule) -> None:
 def _measured(
     file: str, survey: Survey, dims: Mapping[str, int], module: IRModule
 ) -> dict[str, object]:
-    """Return the figures of a model with fixed dimensions."""
+    """Return the cost figures of a model with static shapes."""
     shapes: dict[str, tuple[Dim, ...]] = {
         p.name: tuple(dims.get(d, 1) if isinstance(d, str) else d for d in p.shape or ())
         for p in survey.inputs
@@ -128,6 +129,7 @@ def _measured(
     fixed = InferType()(import_model(file, ImportOptions(shapes))) if dims else module
     optimized = optimize(fixed, Target.parse("llvm"))
     return {
+        # A multiply-accumulate counts as two operations.
         "flops": 2 * get_total_mac_number(fixed),
         "activation_bytes": _activations(optimized),
         "host_functions": host_functions(optimized),
@@ -135,7 +137,7 @@ def _measured(
 
 
 def _activations(module: IRModule) -> int:
-    """Return the bytes of the storage that `main` allocates, results included."""
+    """Return the bytes of the storage that `main` allocates, including outputs."""
     main = module["main"]
     assert isinstance(main, Function)
     calls = [e.attrs for e in evaluation_order(main.body) if isinstance(e, Call)]

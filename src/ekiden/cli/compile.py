@@ -111,6 +111,7 @@ def run(options: argparse.Namespace) -> int:
     if is_library(options):
         return write_library(options)
     format_of(options.output).check_compiler(options.output, options.cc)
+    # Before the compilation, which may take minutes.
     check_folder(options.output)
     started = time.perf_counter()
     compile_options = _compile_options(options)
@@ -142,7 +143,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _compile_options(options: argparse.Namespace) -> CompileOptions:
-    """Return the options of the compilation."""
+    """Return the `CompileOptions` for the parsed arguments."""
     if options.devices and options.bounds:
         raise CompileError("--devices auto takes no --bounds")
     targets = _devices_of(options.target or ()) if options.devices else options.target or "llvm"
@@ -163,8 +164,8 @@ def _compile_options(options: argparse.Namespace) -> CompileOptions:
 
 
 def _devices_of(texts: Sequence[str]) -> Targets:
-    """Return each target for the first device of its kind; None for all devices present. Raises
-    CompileError for two targets of one device.
+    """Return each target on the first device of its kind; None stands for all devices present.
+    Raises CompileError for two targets of one device.
     """
     by_device: dict[DeviceLike, TargetLike | Sequence[TargetLike]] = {}
     for target in map(Target, texts):
@@ -180,12 +181,15 @@ def _devices_of(texts: Sequence[str]) -> Targets:
 
 
 def _timings(options: argparse.Namespace) -> Timings | None:
-    """Return a timing instrument if requested, already holding this process's start-up time."""
+    """Return a pass-timing instrument that already counts the process's start-up time, or None if
+    none was requested.
+    """
     if not (options.timings or options.timings_file):
         return None
     if options.timings_file:
         check_folder(options.timings_file)
     timings = Timings()
+    # Importing the compiler precedes the instrument, yet belongs to the command's time.
     timings.add("start", time.process_time(), time.process_time())
     return timings
 
@@ -198,6 +202,6 @@ def stdout_unless_stream(path: str) -> AbstractContextManager[object]:
 
 
 def print_written(path: str, size: int, seconds: float) -> None:
-    """Print the size of a file; of the artifact, if the path is a device."""
+    """Print the size of the written file, or of the artifact if the path is a device."""
     size = os.path.getsize(path) if os.path.isfile(path) else size
     print(f"{path}: {size / 1e6:.1f} MB in {seconds:.1f} s")

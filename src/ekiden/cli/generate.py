@@ -61,6 +61,7 @@ def run(options: argparse.Namespace) -> int:
     for piece in model.generate(prompt, sampling):
         if piece.token is not None:
             count += 1
+            # The first token ends the prefill; decoding speed is counted from there.
             first = first or time.perf_counter()
         shown = f"{piece.token} " if model.tokenizer is None and piece.token is not None else ""
         print(piece.text or shown, end="", flush=True)
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prompt(options: argparse.Namespace, model: Model) -> list[int]:
-    """Return the tokens of the prompt. Raises InputError for malformed `--tokens`."""
+    """Return the token ids of the prompt. Raises InputError for malformed `--tokens`."""
     if options.tokens is not None:
         try:
             return [int(token_text) for token_text in options.tokens.split(",")]

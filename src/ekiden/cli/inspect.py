@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_usage(options: argparse.Namespace) -> None:
-    """Raises InputError for arguments that would have no effect together."""
+    """Raise InputError for combinations of arguments that have no effect."""
     around = options.before or options.after
     if options.kernel and (around or options.stage not in (*CHOICE_STAGES, *KERNEL_STAGES)):
         raise InputError(
@@ -141,7 +141,7 @@ def _print_device_code(options: argparse.Namespace) -> None:
 
 
 def _text_of(code: bytes, form: str) -> str:
-    """Return a kernel's code as text. Raises InputError if its disassembler is missing or fails."""
+    """Return a kernel's code as text."""
     if form not in DISASSEMBLERS:
         return code.decode()
     tool, source = DISASSEMBLERS[form]
@@ -181,7 +181,7 @@ def _print_bytecode(executable: ekiden.Executable) -> None:
 
 
 def _print_passes(options: argparse.Namespace, target: Target) -> None:
-    """Print the module before or after a pass."""
+    """Print the module immediately before or after a named pass."""
     names = dict.fromkeys(p.name for p in pipeline(target).passes)
     for pass_name in filter(None, (options.before, options.after)):
         if pass_name not in names:
@@ -194,21 +194,22 @@ def _print_passes(options: argparse.Namespace, target: Target) -> None:
 
 
 def _kernels_of(module: IRModule, target: Target) -> list[tuple[Function, Target]]:
-    """Return the distinct kernels of a module compiled for a target, each with the target of the
-    device that it runs on. External code has no loops of ours and is left out.
+    """Return the distinct kernels of an optimized module, each with the target of its device.
+    External code has no loops of ours and is left out.
     """
     config = compilation_config(target)
     targets = {
         at: config.by_kind.get(d.device_type_int) for at, d in enumerate(device_table(module))
     }
     (host, *_) = config.primitive_targets
+    # Identical kernels of several nodes are printed once.
     placed = dict.fromkeys(primitive_functions(module))
     return [(f, targets[at] or host) for f, at in placed if not is_external(f)]
 
 
 def _print_kernels(kernels: Sequence[tuple[Function, Target]], options: argparse.Namespace) -> None:
-    """Print a stage of the kernels; for a source language, only those whose target is generated in
-    it.
+    """Print one stage of each kernel; a source language only for the targets that are compiled
+    through it.
     """
     source = KERNEL_STAGES.get(options.stage, "")
     if source:
@@ -243,7 +244,7 @@ def _shown(kernel: PrimFunc, stage: str, target: Target) -> str:
 
 
 def _schedule(function: Function, name: str, target: Target, decisions: Overrides) -> str:
-    """Return a kernel's schedule as Python, or why it has none."""
+    """Return a kernel's schedule as Python statements, or why it has none."""
     schedule = schedule_primitive(function, name, target, decisions)
     family = choose_primitive(function, target, decisions).family
     head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: {family.name}"])
@@ -251,7 +252,7 @@ def _schedule(function: Function, name: str, target: Target, decisions: Override
 
 
 def _decisions(function: Function, target: Target, decisions: Overrides) -> str:
-    """Return a kernel's family, its decision, and every knob with its domain."""
+    """Return a kernel's family, its tuned decision, and the domain of every knob."""
     chosen = choose_primitive(function, target, decisions)
     head = "\n".join([*names_of(function)[1:], f"{display_name(function)}: "])
     return head + decision_text(chosen, target)

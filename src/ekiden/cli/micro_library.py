@@ -60,7 +60,9 @@ def add_library(parser: argparse.ArgumentParser) -> None:
 
 
 def is_library(options: argparse.Namespace) -> bool:
-    """Return whether a model library is requested. Raises InputError for incomplete requests."""
+    """Return whether the arguments request a Model Library Format archive. Raises InputError for
+    incomplete requests.
+    """
     if options.runtime == "cpp" and not options.output_format:
         if options.module_name != DEFAULT_NAME or options.workspace_pools or options.footprint:
             raise InputError("--module-name, --workspace-pools and --footprint are for -f mlf")
@@ -71,7 +73,9 @@ def is_library(options: argparse.Namespace) -> bool:
 
 
 def write_library(options: argparse.Namespace) -> int:
-    """Compile and write the library, and print the memory the model needs."""
+    """Compile and write a Model Library Format archive, printing the memory that the model
+    needs.
+    """
     _check(options)
     check_folder(options.output)
     started = time.perf_counter()
@@ -100,7 +104,7 @@ def write_library(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raises InputError for an option that would not be honoured."""
+    """Raise InputError for an option that this output format would ignore."""
     used = [name for name in UNSUPPORTED_OPTIONS if getattr(options, name)]
     used += ["precision"] if options.precision != "float32" else []
     used += ["denormals"] if options.denormals != "keep" else []
@@ -124,7 +128,9 @@ def _pools(text: str) -> list[Pool]:
 
 
 def memory_lines(module: MicroModule) -> list[str]:
-    """Return a summary of a program's memory before it is flashed."""
+    """Return the lines of a program's memory summary: constants, workspace and
+    input/output bytes.
+    """
     lines = [f"input {t.name}: {t.dtype}{list(t.shape)}" for t in module.inputs]
     lines += [f"output {t.name}: {t.dtype}{list(t.shape)}" for t in module.outputs]
     lines.append(f"constants {module.constant_bytes} bytes, read-only")

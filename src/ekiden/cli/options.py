@@ -40,11 +40,14 @@ def is_artifact(path: str) -> bool:
     if os.path.isdir(path):
         return False
     with named("read", path), open(path, "rb") as file:
+        # The magic number: as in PNG, a high byte and a newline reveal damage by text transfers.
         return file.read(8) == b"\x89EKIDEN\n"
 
 
 def needs_compiling(path: str, target: str | None) -> bool:
-    """Return whether a file is a model. Raises InputError for an artifact with a target option."""
+    """Return whether a file is a model to compile, as opposed to an artifact. Raises InputError for
+    an artifact with a target option.
+    """
     if is_model_file(path) and not is_artifact(path):
         return True
     if target:
@@ -79,8 +82,8 @@ def add_remote(parser: argparse.ArgumentParser) -> None:
 
 
 def open_given(options: argparse.Namespace) -> Executable | RemoteExecutable:
-    """Open an artifact or model locally, or where `--remote` names a server. Raises InputError for
-    session options without `--remote`.
+    """Open an artifact or model on this machine, or in a session with the server of `--remote`.
+    Raises InputError for session options without `--remote`.
     """
     if options.remote is not None:
         return open_remote(options, options.file)
@@ -89,7 +92,7 @@ def open_given(options: argparse.Namespace) -> Executable | RemoteExecutable:
 
 
 def check_session(options: argparse.Namespace) -> None:
-    """Raises InputError for session options without `--remote`."""
+    """Raise InputError for RPC session options without `--remote`."""
     if options.remote is None and (options.key or options.credentials):
         raise InputError("--key and --credentials are for --remote")
 
@@ -119,9 +122,10 @@ def address(text: str) -> tuple[str, int]:
 
 
 def split_pair(text: str, example: str) -> tuple[str, str]:
-    """Split NAME=VALUE into a pair; the name may hold '='. Raises InputError that shows how it is
-    written.
+    """Split NAME=VALUE at the last "="; the name may contain "=". Raises InputError that shows how
+    it is written.
     """
+    # From the right: names of ONNX tensors may contain "=".
     name, separator, value = text.rpartition("=")
     if not separator or not name or not value:
         raise InputError(f"read an argument: expected {example}, got '{text}'")
@@ -139,7 +143,9 @@ def pairs(texts: Iterable[str], example: str) -> dict[str, str]:
 
 
 def sizes(texts: Iterable[str]) -> dict[str, int]:
-    """Parse `--dim batch=4`, ... into sizes by name. Raises InputError unless they are positive."""
+    """Parse `--dim NAME=SIZE` arguments into sizes by symbol name. into sizes by name. Raises
+    InputError unless they are positive.
+    """
     return {name: _size(name, text) for name, text in pairs(texts, "SYMBOL=4").items()}
 
 
@@ -151,12 +157,14 @@ def _size(name: str, text: str) -> int:
 
 
 def whole_number(text: str) -> int | None:
-    """Parse an integer of decimal digits; None for anything else, such as a superscript."""
+    """Parse ASCII decimal digits as an integer; None for anything else, such as a superscript
+    digit.
+    """
     return _parsed(int, text) if text.isdecimal() else None
 
 
 def add_dims(parser: argparse.ArgumentParser) -> None:
-    """Add the argument `--dim`, for `random_inputs`."""
+    """Add the argument `--dim`, which sets symbolic dimensions of random inputs."""
     parser.add_argument(
         "--dim",
         action="append",
@@ -255,9 +263,12 @@ def add_decisions(parser: argparse.ArgumentParser) -> None:
 
 
 def decisions_of(options: argparse.Namespace) -> dict[str, str]:
-    """Return the decisions fixed by `--decide`, by family, kernel or node. Raises InputError."""
+    """Return the schedule decisions fixed by `--decide`, by family, kernel or node. Raises
+    InputError.
+    """
     by_name: dict[str, str] = {}
     for text in options.decide:
+        # From the right: node names may contain ":".
         name, colon, choices = text.rpartition(":")
         if not colon or not name.strip() or not choices.strip() or name.strip() in by_name:
             example = "'dense_pack: rows=6 order=row', each name once"
@@ -279,7 +290,7 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, tuple[Dim, ...]]:
 
 
 def _dim(text: str) -> Dim:
-    """Parse a dimension. Raises InputError."""
+    """Parse a dimension: an integer or the name of a symbol. Raises InputError."""
     text = text.strip()
     if number := whole_number(text):
         return number
@@ -290,7 +301,7 @@ def _dim(text: str) -> Dim:
 
 
 def read_arrays(texts: Iterable[str]) -> dict[str, Array]:
-    """Load arrays given as `x=array.npy`, by name. Raises InputError for a file that is no
+    """Load the arrays of NAME=FILE.npy arguments, by name. Raises InputError for a file that is no
     array.
     """
     paths = pairs(texts, "NAME=array.npy")
@@ -298,10 +309,11 @@ def read_arrays(texts: Iterable[str]) -> dict[str, Array]:
 
 
 def _read_array(name: str, path: str) -> Array:
-    """Load one array. Raises InputError."""
+    """Load one array from a .npy file. Raises InputError."""
     with named(f"input '{name}': read", path):
         _check_is_array(name, path)
         try:
+            # Pickled arrays can execute code when they are loaded.
             return np.asarray(np.load(path, allow_pickle=False))
         except (
             ValueError,
@@ -317,7 +329,7 @@ _EXPECTED_ARRAY = "expected a file of numpy.save, of numbers or text"
 
 
 def _check_is_array(name: str, path: str) -> None:
-    """Raises InputError for a file that does not start with NumPy's magic bytes."""
+    """Raise InputError for a file that does not start with the .npy magic bytes."""
     with open(path, "rb") as file:
         start = file.read(len(np.lib.format.MAGIC_PREFIX))
     if start.startswith(b"PK"):

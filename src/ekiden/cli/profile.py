@@ -62,6 +62,7 @@ def _print(report: Report, aggregate: bool, top: int, long_names: bool) -> None:
     if len(rows) > top:
         table.add_row(f"and {len(rows) - top} more")
     table.add_row(*report.sums())
+    # Redirected output has no terminal width: 200 columns keep rows on one line.
     console = Console(width=None if Console().is_terminal else 200, markup=False, highlight=False)
     if report.peak is not None:
         flops, bandwidth = report.peak.flops / 1e9, report.peak.bandwidth / 1e9

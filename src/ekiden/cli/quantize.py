@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace, is_onnx: bool) -> None:
-    """Raises InputError for an option that would not be honoured."""
+    """Raise InputError for an option that this kind of model would ignore."""
     if is_onnx and options.cc is not None:
         raise InputError("--cc: no C compiler makes .onnx")
     recipe_options = _recipe(options)
@@ -145,8 +145,9 @@ def _read(path: str) -> str:
 
 
 def read_data(path: str) -> dict[str, Array]:
-    """Load the arrays of an .npz file, refusing pickled objects. Raises InputError."""
+    """Load the calibration arrays of an .npz file, refusing pickled objects. Raises InputError."""
     try:
+        # Pickled arrays can execute code when they are loaded.
         opened = np.load(path, allow_pickle=False)
         if isinstance(opened, np.ndarray):
             raise InputError(f"--calibrate: '{path}' is one array: an .npz of them expected")

@@ -46,19 +46,20 @@ def run(options: argparse.Namespace) -> int:
             folder = Path(options.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
             name = f"output{index}{number and f'_{number}'}.npy"
+            # Atomic, so that a failed run leaves no truncated array.
             write_whole(folder / name, partial(np.save, arr=array))
     return 0
 
 
 def _check_is_folder(path: str) -> None:
-    """Raises NotADirectoryError before a run whose outputs could not be written."""
+    """Raise NotADirectoryError before the run if its outputs could not be written."""
     if not os.path.isdir(path):
         raise NotADirectoryError(f"--output-dir '{path}': it is a file, a folder expected")
 
 
 def _arrays(info: TensorInfo, value: object) -> list[tuple[str, Array]]:
-    """Return an output as numbered arrays, one per element of a sequence. Raises InputError for
-    values that are no arrays.
+    """Return the arrays of an output with their file names; a sequence has one per element. Raises
+    InputError for values that are no arrays.
     """
     if isinstance(value, runtime.Tensor):
         return [("", value.numpy())]

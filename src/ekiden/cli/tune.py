@@ -90,8 +90,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _remote(options: argparse.Namespace) -> Remote | None:
-    """Return the server that runs candidates. Raises InputError for its options without
-    `--remote`.
+    """Return the RPC server that runs the candidates, or None for this machine. Raises InputError
+    for its options without `--remote`.
     """
     if options.remote is not None:
         return Remote(*address(options.remote), options.key, options.credentials)
@@ -111,7 +111,7 @@ def _print_progress(session: Session) -> None:
 
 
 def print_session(session: Session) -> None:
-    """Print a table of the kernels, and the gain of a run over all of them."""
+    """Print a table of the tuned kernels, and the speed-up of a run summed over all of them."""
     table = Table(box=None, pad_edge=False)
     for head in ("kernel", "node", "calls", "trials", "default us", "best us", "ratio", "decision"):
         is_text = head in ("kernel", "node", "decision")

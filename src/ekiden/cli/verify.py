@@ -54,8 +54,8 @@ TOLERANCES = (
 
 
 def _tolerance(options: argparse.Namespace) -> Tolerance:
-    """Return the requested tolerance. Raises InputError for options that this comparison does not
-    use.
+    """Return the tolerance given by `--rtol` and its siblings. Raises InputError for options that
+    this comparison does not use.
     """
     names = {name: name.lstrip("-").replace("-", "_") for name, *_ in TOLERANCES}
     option_values = {f: v for f in names.values() if (v := getattr(options, f)) is not None}
@@ -77,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
     if artifact is None and options.model is not None:
         raise InputError(f"--model: '{options.file}' is a model itself")
     check_session(options)
+    # For its check: an artifact takes no --target.
     needs_compiling(options.file, options.target)
     report = verify(
         options.model or options.file,

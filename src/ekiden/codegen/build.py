@@ -126,8 +126,8 @@ def _threads_version() -> str:
 
 
 def kernel_texts(funcs: Sequence[PrimFunc], target: Target) -> str:
-    """Return the source of the device kernels of scheduled programs, as the driver receives it;
-    binary forms are disassembled.
+    """Return the device source of scheduled programs as the driver receives it; binary formats
+    (SPIR-V) are disassembled.
     """
     kernels = [k for f in funcs for k in device.split_program(f, target, readable=True).kernels]
     return "\n".join(k.code.decode() for k in kernels)
@@ -160,8 +160,9 @@ class Code:
 
 
 def compile_lowered(funcs: Sequence[PrimFunc], target: Target, stem: str = "code") -> bytes:
-    """Return the object code of lowered functions, and show instruments its texts: `stem` begins
-    the names of their files."""
+    """Compile lowered functions to object code and hand the LLVM IR, assembly or C text to the
+    instruments; `stem` is the prefix of the dumped files.
+    """
     generator = GENERATORS[target.kind.name]
     for form, text in generator.sources(target).items():
         what = f"the code as {TEXT_FORMS.get(form, form)}"
@@ -176,12 +177,16 @@ def compile_function(func: PrimFunc, target: Target) -> Code:
         return Code(lowered, compile_lowered([lowered], target))
     form = format_of(target)
     show_product(f"device.{form}", f"its kernels for {target}", lambda: _unwatched(func, target))
+    # Device kernels are code of the target; the host function that launches them is code of its
+    # host.
     split = device.split_program(func, target)
     return Code(split.host, compile_lowered([split.host], target.code_host), tuple(split.kernels))
 
 
 def _unwatched(func: PrimFunc, target: Target) -> str:
-    """Return the kernels of a program as text; its passes are seen when they make the code."""
+    """Return the device kernels of a program as text, without instruments: they have seen its
+    passes when the code was made.
+    """
     with with_instruments(()):
         return kernel_texts([func], target)
 
@@ -243,7 +248,9 @@ def _named(func: PrimFunc, name: str) -> PrimFunc:
 
 
 def _key(func: PrimFunc, target: Target, generator: Generator) -> str:
-    """Return the cache key. Names are part of it because error messages show them."""
+    """Return the cache key of a function's code: digest of the function, the target and the code
+    generator's version. Names are part of it because error messages show them.
+    """
     dims = [v.name for b in func.buffers for v in free_vars(*b.shape)]
     names = [func.name, *(b.name for b in func.params), *dims]
     return kernel_key(func, target, generator.version(), *names)
@@ -278,6 +285,7 @@ def build(
     generator = generator_of(chosen, "build")
     funcs = _functions(program, name)
     folder = environment.debug_dir()
+    # Debug builds bypass the cache, because cached objects carry no line tables.
     if folder is None or chosen.kind.has_threads:
         tasks = [_task(f, chosen, generator) for f in funcs]
         compiled = compile_tasks(tasks, cache or KernelCache.default(), progress)
@@ -297,8 +305,8 @@ def _linked(
     funcs: Sequence[PrimFunc],
     target: Target,
 ) -> Module:
-    """Link host objects into a module that imports the device kernels, if there are any. Code for
-    another machine is held unloaded, so that it can be exported.
+    """Link the host objects of a program and import its device kernels into the resulting module.
+    Code for another machine is held unloaded, so that it can be exported.
     """
     objects = [code for code, _ in unpacked]
     image = llvm.link(objects, [f.name for f in funcs], target.code_host)

@@ -67,7 +67,7 @@ def _should_scan(digest: bytes, size: int, limit: int) -> bool:
 
 
 def checked_code(contents: bytes) -> bytes | None:
-    """Return the object code in a cache file's bytes, or None if they are damaged."""
+    """Return the object code in a cache file's bytes, or None if its checksum does not match."""
     digest, code = contents[:DIGEST_BYTES], contents[DIGEST_BYTES:]
     return code if digest == _digest(code) else None
 
@@ -78,9 +78,9 @@ def compiler_folder() -> str:
 
 
 class KernelCache:
-    """A folder of object files, each behind a digest of its bytes, in layers: what the first does
-    not hold may be in others, which are only read. A file that cannot be read or written, or that
-    is damaged, is a miss, never an error. Many processes may read and write at once.
+    """Layered disk cache of object files, each behind a checksum: the first layer is read and
+    written, the others are read only. A file that cannot be read or written, or that is damaged,
+    is a miss, never an error. Many processes may read and write at once.
 
         <folder>/<compiler>/<key>.o
     """
@@ -127,6 +127,8 @@ class KernelCache:
         path = _file(self.folder, key)
         try:
             make_own_folder(os.path.dirname(path))
+            # Written under a temporary name and renamed: readers in other processes see all of it
+            # or nothing.
             write_whole(path, lambda file: file.write(digest + code), is_owners=True)
             if self.limit is not None and _should_scan(digest, len(code), self.limit):
                 shrink(self.folder, self.limit)
@@ -139,7 +141,8 @@ def _file(layer: PathName, key: str) -> str:
 
 
 def _read(path: str, layer: PathName | None) -> bytes | None:
-    """Return the code in a file that no other user can have written; None where there is none.
+    """Return the code in a file that no other user could have written; None if there is no such
+    file.
 
     `layer` is None for the own layer, whose file is now the one used last.
     """
@@ -152,6 +155,7 @@ def _read(path: str, layer: PathName | None) -> bytes | None:
         return None
     except OSError:
         return None
+    # The time of last use is what `shrink` evicts by; shared read-only layers are not touched.
     if layer is None and code is not None:
         with suppress(OSError):
             os.utime(path)

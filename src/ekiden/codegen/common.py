@@ -50,6 +50,7 @@ def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bo
         case Add() | Mul() | FloorDiv() | Min() if depth:
             return all(both(e))
         case FloorMod() if depth:
+            # Floor modulo has the sign of the divisor, so the dividend does not matter.
             return is_nonnegative(e.b, positive, depth - 1)
         case Max() if depth:
             return any(both(e))
@@ -63,7 +64,7 @@ def is_nonnegative(e: PrimExpr, positive: Container[Var], depth: int = 12) -> bo
 
 
 def undefined(generator: str, symbol: Var | Buffer) -> CompileError:
-    """Return the CompileError for a variable or buffer that a program uses but does not define."""
+    """Build the CompileError for a variable or buffer that a program uses but does not define."""
     kind = "buffer" if isinstance(symbol, Buffer) else "variable"
     of = "allocated" if isinstance(symbol, Buffer) else "a size of one, nor a loop's"
     return CompileError(f"{generator}: {kind} {symbol.name!r} is no argument, nor {of}")
@@ -75,8 +76,8 @@ def not_contiguous_message(label: str) -> str:
 
 
 def stored_value(s: BufferStore) -> PrimExpr:
-    """Return the value to store, with `x = x + a * b` contracted to a fused multiply-add: the one
-    contraction that is always allowed, because every generator lowers reductions to it.
+    """Contract `x = x + a * b` in a store to a fused multiply-add. It is the one contraction that
+    is always allowed, because every generator lowers reductions the same way.
     """
     update = s.value
     if isinstance(update, Add) and dt.element(update.dtype) in ("float32", "float64"):
@@ -101,8 +102,9 @@ def check_compiled(e: Intrinsic) -> None:
 
 
 def called_with(e: Intrinsic) -> tuple[PrimExpr, ...]:
-    """Return the arguments of a call of a function that are values: no texts and no addresses,
-    whose indices are evaluated with the call."""
+    """Return the value arguments of a call, without strings and buffer addresses, whose indices are
+    evaluated with the call.
+    """
     return tuple(a for a in e.args if not isinstance(a, (StringImm, BufferAddress)))
 
 
@@ -153,7 +155,7 @@ def argument_label(func: PrimFunc, index: int, param: Buffer | Var) -> str:
 
 
 def scalar_kind(param: Var, func: PrimFunc) -> str:
-    """Return what a scalar parameter must be: "an integer" or "a number".
+    """Return the expected kind of a scalar parameter for messages: "an integer" or "a number".
 
     Raises:
         CompileError: for a pointer (callers need not share the memory layout), a vector, or a dtype
@@ -188,6 +190,7 @@ def shape_checks(func: PrimFunc) -> list[ShapeCheck]:
         for axis, extent in enumerate(buffer.shape):
             if isinstance(extent, AnyDim):
                 continue
+            # The first dimension that mentions a variable defines it, later ones must be equal.
             if isinstance(extent, Var) and extent not in bound:
                 bound.add(extent)
                 binding.append(ShapeCheck(i, axis, extent, True, ""))
@@ -284,6 +287,7 @@ def check_lanes(access: str, buffer: Buffer, index: PrimExpr, dtype: str) -> Non
     access, and it would write past its buffer. A vector of a buffer of vectors is one element. The
     error names the buffer.
     """
+    # An index counts elements of the buffer, which may be vectors themselves.
     lanes, held = dt.lanes(index.dtype), dt.lanes(buffer.dtype)
     if dt.lanes(dtype) != lanes * held:
         raise InternalError(

@@ -37,7 +37,7 @@ _count = itertools.count()
 
 
 def printed(funcs: Sequence[PrimFunc]) -> tuple[str, dict[Stmt, int]]:
-    """Return the text of several functions, and the line of each of their statements."""
+    """Print several functions; return the text, and the line of each of their statements."""
     texts: list[str] = []
     lines: dict[Stmt, int] = {}
     begin = 0

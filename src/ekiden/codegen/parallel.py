@@ -57,7 +57,7 @@ class CancelledError(Exception):
 
 
 class Cancellation:
-    """Cancellation token: lets one thread stop what another thread waits for."""
+    """Cancellation token, by which one thread stops work that another thread waits for."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -128,7 +128,7 @@ class _Pool:
                     yield position, code
 
     def _give_next(self, worker: Worker) -> None:
-        """Send a worker the next task that another process can run, if there is one."""
+        """Dispatch to a worker the next task that another process can run, if there is one."""
         for position in self._waiting:
             try:
                 frame = None if self._tasks[position].is_local else encode(self._tasks[position])
@@ -154,6 +154,8 @@ class _Pool:
             sources.append(self._cancellation)
         deadline = min(running.deadline for running in self._running.values())
         ready: list[Worker | Cancellation] = []
+        # Short waits: an exception set by another thread is raised only when control returns to
+        # Python.
         while not ready and (remaining_s := deadline - time.monotonic()) > 0:
             ready, _, _ = select.select(sources, [], [], min(remaining_s, INTERRUPT_CHECK_S))
         if self._cancellation is not None:
@@ -174,6 +176,8 @@ class _Pool:
         except WorkerEndedError as error:
             raise self._failure(worker, error) from error
         position = self._running.pop(worker).position
+        # Instruments ran as copies in the worker; their observations are merged into the program's
+        # own.
         for instrument, observations in zip(
             PassContext.current().instruments, reply.seen, strict=False
         ):
@@ -206,8 +210,11 @@ class _Pool:
 
 
 def _start(tasks: Sequence[Task], cancellation: Cancellation | None) -> _Pool | None:
-    """Return worker processes for tasks; None where there can be none, or they do not pay. In the
-    background they always do."""
+    """Start worker processes for tasks; return None where none can be started, or they do not pay.
+    In the background they always do.
+    """
+    # A background compilation always uses workers: in this process it would hold the interpreter
+    # lock.
     is_background = cancellation is not None
     jobs = min(environment.compile_jobs(), len(tasks))
     if not tasks or (not is_background and (jobs < 2 or len(tasks) < MIN_PARALLEL_TASKS)):
@@ -230,6 +237,7 @@ def _compile_all(
     """Yield (position, object code) of each task, in the order they are done."""
     pool = _start(tasks, cancellation)
     remaining: Sequence[int] = range(len(tasks))
+    # Tasks that a worker cannot unpickle come last, in this process.
     if pool is not None:
         with closing(pool):
             yield from pool.results()
@@ -260,6 +268,7 @@ def compile_tasks(
     Raises what a task raises; CompileError, naming the kernel, where a worker ends or takes longer
     than EKIDEN_KERNEL_TIMEOUT; CancelledError.
     """
+    # Equal kernels share a key: each is compiled once.
     distinct = {t.key: t for t in tasks}
     objects = {key: code for key in distinct if (code := cache.get(key)) is not None}
     if PassContext.current().compiles_cached:
@@ -274,6 +283,7 @@ def compile_tasks(
         for count, (position, code) in enumerate(results, 1):
             task = missing[position]
             objects[task.key] = code
+            # Stored one by one, so that an interrupted compilation resumes where it stopped.
             cache.put(task.key, code)
             if on_result is not None:
                 on_result(task, code)

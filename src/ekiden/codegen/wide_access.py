@@ -21,9 +21,10 @@ SHARED = "shared"
 
 
 def access_bytes(buffer: Buffer, index: PrimExpr, is_argument: bool) -> int:
-    """Return the bytes of one access to contiguous elements at an index, in memory that begins at a
-    multiple of MAX_ACCESS_BYTES: more than an element has; 0 where elements are accessed one by
-    one, as in memory that neither is an argument of the kernel nor shared by a block."""
+    """Return the width in bytes of a vectorised access to contiguous elements, at most
+    MAX_ACCESS_BYTES; 0 where elements are accessed one by one, as in buffers that neither are
+    kernel arguments nor shared by a block.
+    """
     lanes, size = dt.lanes(index.dtype), dt.itemsize(buffer.dtype)
     if not (is_argument or buffer.scope == SHARED):
         return 0

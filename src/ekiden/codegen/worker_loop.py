@@ -136,6 +136,8 @@ def _take_over(setup: WorkerSetup, recorder: _Recorder) -> PassContext:
         os.nice(setup.niceness)
     logger = logging.getLogger(_LOGGER)
     logger.setLevel(setup.log_level)
+    # Records are replayed in the program; handlers of the server's root logger must not print them
+    # too.
     logger.propagate = False
     logger.handlers = [recorder]
     return PassContext(
@@ -165,6 +167,7 @@ def _send(connection: Connection, reply: TaskReply) -> None:
     except Exception:  # an error, or what an instrument saw, of a class that pickle does not take
         error = reply.error
         text = f"{type(error).__name__}: {error}" if error is not None else "no reply can be sent"
+        # The class of the error is lost, its text is not.
         data = pickle.dumps(TaskReply(reply.result, CompileError(text), records=reply.records))
     connection.send(data)
 
@@ -174,6 +177,7 @@ def run(tasks: int, alive: int, output: int, server: socket.socket) -> None:
     status = 1
     try:
         worker_process.become_worker(server)
+        # What LLVM prints before it aborts is read from this file by the program.
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
@@ -186,6 +190,7 @@ def run(tasks: int, alive: int, output: int, server: socket.socket) -> None:
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
+        # Exit handlers that the fork has inherited belong to the server.
         os._exit(status)
 
 

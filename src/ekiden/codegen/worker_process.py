@@ -79,6 +79,7 @@ class _Server:
         """Start the process. Raises OSError where there can be none."""
         if not hasattr(os, "fork"):
             raise OSError("this system cannot fork")
+        # SOCK_SEQPACKET keeps one request, with its descriptors, in one datagram.
         own, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with own, server_end:
             self._process = subprocess.Popen(
@@ -141,7 +142,7 @@ def prepare(modules: Sequence[str]) -> None:
 
 
 def _request(modules: Sequence[str], descriptors: Sequence[int] = ()) -> None:
-    """Ask the server for something; another one where it has ended, as it does when it was idle."""
+    """Send the server a request; start another one where it has ended, as it does when idle."""
     if _socket_of_workers is not None:
         socket.send_fds(_socket_of_workers, [json.dumps(list(modules)).encode()], list(descriptors))
         return
@@ -181,8 +182,12 @@ class Worker:
         with ExitStack() as undo:
             own, worker_end = socket.socketpair()
             undo.callback(own.close)
+            # The worker is the server's child, so its exit status arrives through a pipe instead of
+            # waitpid.
             exit_code, exit_code_writer = os.pipe()
             undo.callback(os.close, exit_code)
+            # The write end closes when this process ends, however it ends: the worker's watchdog
+            # sees EOF.
             alive_reader, alive = os.pipe()
             undo.callback(os.close, alive)
             self._output = undo.enter_context(tempfile.TemporaryFile())
@@ -236,7 +241,9 @@ class Worker:
             raise self._ended() from error
 
     def _ended(self) -> WorkerEndedError:
-        """Return how the process has ended. LLVM prints the reason before its stack."""
+        """Build the WorkerEndedError that tells how the process has ended. LLVM prints the reason
+        before its stack.
+        """
         data = b""
         if select.select([self._exit_code], [], [], START_LIMIT_S)[0]:
             data = os.read(self._exit_code, worker_server.EXIT_CODE.size)
@@ -248,7 +255,7 @@ class Worker:
         return WorkerEndedError(how, self.output()[:MAX_OUTPUT_CHARS].strip())
 
     def output(self) -> str:
-        """Return what the process has printed so far."""
+        """Return the text that the process has printed so far."""
         descriptor = self._output.fileno()
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
 
@@ -265,8 +272,10 @@ def setup_frame(niceness: int = 0) -> bytes:
     """
     context = PassContext.current()
     copies = [instrument.for_worker() for instrument in context.instruments]
+    # A worker's passes would be invisible to an instrument that cannot be copied.
     if context.is_watched:
         raise NotTransferableError("an instrument watches the passes of this process")
+    # Only options that lowering reads are sent: others may hold objects that cannot be pickled.
     options = {k: v for k, v in context.config.items() if k.startswith("tir.") or k == DENORMALS}
     passes = sorted(context.required_pass), sorted(context.disabled_pass)
     return _setup(niceness, context.opt_level, *passes, options, copies)
@@ -298,8 +307,9 @@ def _folder() -> str:
 
 
 def start_workers(count: int, setup: bytes) -> list[Worker]:
-    """Return so many workers that have begun. Raises OSError where the system lets no process
-    start."""
+    """Start `count` workers and wait until they are ready. Raises OSError where the system lets no
+    process start.
+    """
     try:
         return _start_workers(count, setup)
     except (

@@ -56,6 +56,7 @@ class _Server:
         self._child_ended, wakeup = os.pipe()
         os.set_blocking(self._child_ended, False)
         os.set_blocking(wakeup, False)
+        # Python writes to the wakeup descriptor only for signals that have a handler.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup)
         self._wakeup = wakeup
@@ -64,7 +65,7 @@ class _Server:
         self._program = os.getppid()
 
     def run(self) -> None:
-        """Answer requests until the program has ended or needs nothing any more."""
+        """Handle requests until the program has ended or the server has been idle too long."""
         last_use = time.monotonic()
         sources: list[socket.socket | int] = [self._control, self._from_workers, self._child_ended]
         while os.getppid() == self._program:
@@ -72,6 +73,7 @@ class _Server:
             if self._child_ended in ready:
                 with suppress(BlockingIOError):
                     os.read(self._child_ended, 4096)
+            # On each wakeup: several SIGCHLD may be merged into one.
             self._reap()
             for source in (self._control, self._from_workers):
                 if source in ready:
@@ -82,7 +84,7 @@ class _Server:
                 return
 
     def _answer(self, source: socket.socket) -> bool:
-        """Do what one datagram asks for. Return whether the other end is still open."""
+        """Handle one request datagram; return whether the peer is still connected."""
         try:
             data, descriptors, _, _ = socket.recv_fds(source, MAX_REQUEST_BYTES, WORKER_FDS)
         except OSError:
@@ -120,16 +122,17 @@ class _Server:
             os.close(exit_code)
 
     def _become_worker(self) -> None:
-        """Give back what is the server's, in a new worker."""
+        """Close the server's descriptors in a forked worker."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()
         self._from_workers.close()
+        # An exit pipe left open in a sibling would hide that its worker has ended.
         for descriptor in (self._child_ended, self._wakeup, *self._exit_pipes.values()):
             os.close(descriptor)
 
     def _reap(self) -> None:
-        """Tell the program how workers have ended."""
+        """Reap ended workers and send the program their exit codes."""
         while self._exit_pipes:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -145,7 +148,7 @@ class _Server:
 
 
 def serve(control: int) -> None:
-    """Run the server on a socket until its program has ended or needs nothing any more."""
+    """Run the fork server on a socket until its program has ended or it has been idle too long."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     assert threading.active_count() == 1, "a process with threads is not forked"

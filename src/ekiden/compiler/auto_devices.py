@@ -62,9 +62,9 @@ class DevicePlan:
 
 
 def candidates(targets: Targets, model: object = None) -> list[DevicePlan]:
-    """Return a plan for each single device, the host included: of the given ones, or all that are
-    present. What the program of `model` places on devices stays there. Raises CompileError for a
-    missing device, or several targets of one.
+    """Return a plan for each single device, the host included: of the requested ones, or of all
+    that are present. What the program of `model` places on devices stays there. Raises
+    CompileError for a missing device, or several targets of one.
     """
     config = compilation_config(targets)
     if len(config.primitive_targets) != 1:
@@ -116,13 +116,14 @@ def _fixed(model: object) -> list[Device]:
 
 
 def fastest(plans: Sequence[DevicePlan], compile: CompileFunction) -> runtime.Executable:
-    """Return the executable of the fastest plan, measured with random inputs and results fetched to
-    the host: the single devices, and the host with each of them, placed by measured costs. The
-    logger "ekiden" reports the measurements. Raises the errors of the host's plan; devices that
-    fail are skipped.
+    """Compile every plan, measure it with random inputs and results fetched to the host, and return
+    the fastest executable: the single devices, and the host with each of them, placed by
+    measured costs. The logger "ekiden" reports the measurements. Raises the errors of the host's
+    plan; devices that fail are skipped.
     """
     executables = {str(plans[0]): compile(_targets(plans[0]))}
     feed = random_inputs(Executable(executables[str(plans[0])]), {})
+    # Mixed plans need measured whole-program times of both sides, so single devices come first.
     for plan in plans[1:]:
         _try(plan, compile, feed, executables)
     alone = _measured(executables, feed)
@@ -133,6 +134,8 @@ def fastest(plans: Sequence[DevicePlan], compile: CompileFunction) -> runtime.Ex
                 _try(mixed_plan, compile, feed, executables)
     if len(executables) == len(alone):
         return executables[min(alone, key=lambda name: alone[name])]
+    # Measured again in one session: clock frequencies may have changed since the single devices
+    # ran.
     times = _measured(executables, feed)  # all again, in turns
     best = min(alone, key=lambda name: times[name])
     fastest_name = min(times, key=lambda name: times[name])
@@ -180,7 +183,7 @@ def _try(
     feed: Mapping[str, Array],
     executables: dict[str, runtime.Executable],
 ) -> None:
-    """Compile a plan and run it once; log why it fails."""
+    """Compile a plan and run it once; log the reason if it fails."""
     options = {COSTS: asdict(plan.costs)} if plan.costs is not None else {}
     try:
         with with_options(options):
@@ -189,6 +192,7 @@ def _try(
     except (EkidenError, MemoryError) as error:
         _LOG.warning("devices: %s is left out: %s", plan, str(error).partition("\n")[0])
         return
+    # The minimum cut put everything on one side.
     if plan.costs is not None and len(executable.devices) == 1:
         _LOG.info("devices: %s: nothing pays for its copies", plan)
         return

@@ -87,6 +87,8 @@ def import_model(model: Model, options: ImportOptions = NO_OPTIONS) -> IRModule:
     row = frontend_of(model)
     if row is None:
         raise CompileError(f"compile: expected {taken()}, got {described(model)}")
+    # Options that the frontend ignores are errors: silently dropping `shape` would compile another
+    # model.
     row.check_options(options)
     return row.entry().import_model(model, options).as_module()
 
@@ -110,6 +112,7 @@ def _with_own_variables(module: IRModule) -> IRModule:
     again: dict[GlobalVar, BaseFunc] = {}
     for name, function in module.functions.items():
         if isinstance(function, Function):
+            # Passes key facts by variable, so no variable may be bound in two functions.
             own = set(bound_vars(function))
             if own & bound:
                 again[name] = cast(Function, fresh_copy(function))
@@ -119,8 +122,8 @@ def _with_own_variables(module: IRModule) -> IRModule:
 
 @dataclass(frozen=True, slots=True)
 class CompiledModel:
-    """Artifact whose bytes stay in pieces until they are joined or written, with the names of the
-    external weight files of the model.
+    """Compiled artifact, whose bytes stay in pieces until they are joined or written, with the
+    names of the model's external weight files.
     """
 
     artifact: ArtifactFile
@@ -168,13 +171,15 @@ class GeneralProgram:
     """What dumps the compilation, which goes on in another thread."""
 
     def finish(self, on_kernel: OnKernel, cancellation: Cancellation) -> CompiledModel:
-        """Return the artifact in which every kernel has its own code; `on_kernel` is given that of
-        each as soon as it is compiled. Raises what compiling raises, and CancelledError."""
+        """Compile every kernel's own code and return the final artifact; `on_kernel` gets each
+        kernel's code once it is ready. Raises what compiling raises, and CancelledError.
+        """
         code = self.lowered.kernels.kernels.code
         finishing = Finishing(on_kernel, cancellation, code)
         with in_dump(self.dump):
             own = lower_again(self.lowered, finishing, self.executor == "async")
             linked = compile_variants([(own, self.metadata)], is_native=self.executor == "aot")
+        # The program may have been dropped while the last kernel was linked.
         cancellation.check()
         return CompiledModel(linked.file, (), {}, self.files)
 
@@ -185,7 +190,7 @@ def compile_to_bytes(
     options: ImportOptions = NO_OPTIONS,
     executor: str = "vm",
 ) -> bytes:
-    """Return the bytes of the artifact that `compile` makes and `Executable.save` writes."""
+    """Compile a model and return the bytes of the artifact."""
     compile_options = CompileOptions(target, options, executor=executor)
     return bytes(compile_model(model, compile_options).joined())
 
@@ -211,6 +216,7 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
     Of tier "quick" kernels may be general: `general` of what is returned gives them their own code.
     """
     config = compilation_config(options.targets)
+    # Missing code generators are reported before the model is read, which may take minutes.
     for code_target in (*config.primitive_targets, *config.device_targets):
         generator_of(code_target, "compile")
     flushes = [flushes_denormals(variant_target) for variant_target in config.primitive_targets]
@@ -229,6 +235,7 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
     metadata |= {"denormals": "flush"} if any(flushes) else {}
     concurrent = options.executor == "async"
     with _bar() if options.progress is None else nullcontext(options.progress) as bar:
+        # A generator: one variant is lowered, written and freed before the next one.
         variants = (
             (
                 lower(module, target, config, in_place=options.in_place and not concurrent,
@@ -242,6 +249,8 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
         general = held_variants[0][0].kernels.kernels.general if held_variants else {}
         is_native = options.executor == "aot" and not general
         linked = compile_variants(held_variants or variants, is_native=is_native)
+    # What the full tier needs is kept: the lowered module and the files that its weights are mapped
+    # from.
     general_program: GeneralProgram | None = None
     if linked.general:
         ((lowered, about),) = held_variants
@@ -254,7 +263,7 @@ def compile_model(model: Model, options: CompileOptions) -> CompiledModel:
 def _about(
     module: IRModule, imported: ImportedModule, config: CompilationConfig, options: CompileOptions
 ) -> dict[str, object]:
-    """Return what an artifact says of itself beside its inputs and outputs."""
+    """Return the metadata of an artifact other than its inputs and outputs."""
     metadata: dict[str, object] = {
         "weights": _weight_bytes(module),
         "producer": f"ekiden {version_of('ekiden')}",
@@ -269,8 +278,8 @@ def _about(
 
 
 def _with_conditions(module: IRModule) -> IRModule:
-    """Return the module with the conditions that `main`'s operators impose on its named dimensions,
-    unless its frontend declared them.
+    """Declare the conditions that `main`'s operators impose on its named dimensions, unless the
+    frontend has declared them.
     """
     if "constraints" in module.attrs:
         return module
@@ -282,8 +291,8 @@ def _with_conditions(module: IRModule) -> IRModule:
 
 
 def describe(module: IRModule) -> dict[str, object]:
-    """Return an executable's metadata of `main`: names, shapes and dtypes of its inputs and
-    outputs, and the upper bounds of its symbols.
+    """Return the metadata of `main`: names, shapes and dtypes of inputs and outputs, and the upper
+    bounds of symbols.
     """
     main = module["main"]
     assert isinstance(main, Function)
@@ -302,7 +311,7 @@ def describe(module: IRModule) -> dict[str, object]:
 
 
 def _weight_bytes(module: IRModule) -> int:
-    """Bytes of the constants of a module, each once."""
+    """Return the bytes of the constants of a module, each counted once."""
     sizes: dict[int, int] = {}
     for function in module.functions.values():
         if isinstance(function, Function):

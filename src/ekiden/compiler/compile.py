@@ -171,7 +171,7 @@ def compile(
 
 
 def _executable(model: Model, options: CompileOptions) -> Executable:
-    """Return the executable that `compile` gives."""
+    """Compile a model, or load it from the cache, within the time limit."""
     upgrade: Upgrade | None = None
     artifact: memoryview | runtime.Executable
     with options.context():
@@ -256,9 +256,8 @@ def _placed(
     target: Targets,
     example_inputs: Sequence[object] | None,
 ) -> tuple[Targets, Sequence[object] | None]:
-    """Return the target and the example inputs of a call from its positional arguments, of which
-    the inputs come first. Raises TypeError for too many, CompileError for one input in place of
-    a list.
+    """Split the positional arguments of a call into target and example inputs; the inputs come
+    first. Raises TypeError for too many, CompileError for one input in place of a list.
     """
     remaining = list(positional)
     alone = remaining[0] if remaining and example_inputs is None else example_inputs
@@ -332,8 +331,8 @@ GC_THRESHOLD = 100_000
 
 
 class _RelaxedGc:
-    """Context in which garbage collection runs rarely: what is created from a model stays, and
-    scanning it takes a twentieth of compiling (Zen 4). It is reentrant and thread-safe.
+    """Context in which garbage collection runs rarely: objects created from a model stay alive, and
+    scanning them takes a twentieth of compiling (Zen 4). It is reentrant and thread-safe.
     """
 
     def __init__(self) -> None:
@@ -360,7 +359,7 @@ class _RelaxedGc:
                 gc.set_threshold(*self._before)
 
     def _without_others(self) -> None:
-        """Drop other threads in the child of a fork: they do not exist there and will not leave."""
+        """Forget the other threads in the child of a fork: they do not exist there."""
         own = [thread_id for thread_id in self._inside if thread_id == threading.get_ident()]
         if self._inside and not own:
             gc.set_threshold(*self._before)
@@ -375,8 +374,8 @@ _has_frozen = False
 
 
 def _promote_to_old_generation() -> None:
-    """Count what was made up to now as old, as if garbage had been looked for: at the next object
-    Python would look through all of it, in the middle of the first answer.
+    """Move all objects to the oldest generation, as a collection would: otherwise the next
+    allocation triggers a scan of all of them in the middle of the first run.
     """
     global _has_frozen
     if not gc.isenabled() or _has_frozen:
@@ -405,8 +404,8 @@ def _compiler() -> Any:  # noqa: ANN401
 def compile_artifact(
     model: Model, options: CompileOptions = DEFAULT_OPTIONS
 ) -> memoryview | runtime.Executable:
-    """Return what `compile` makes: as it was in the cache, or the bytes of the artifact, which need
-    not be for this machine. Raises CompileLimitError after `options.limit_s`.
+    """Return the artifact that `compile` makes: the cached executable, or the bytes, which need not
+    be for this machine. Raises CompileLimitError after `options.limit_s`.
     """
     return time_limit.call_within(options.limit_s, lambda: _artifact_of(model, options))
 
@@ -420,7 +419,7 @@ def _artifact_of(model: Model, options: CompileOptions) -> memoryview | runtime.
 
 
 def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable:
-    """Return what `compile` makes for the devices on which it runs fastest, as measured here."""
+    """Compile for the devices on which the model runs fastest, measured here."""
     auto = load_module("ekiden.compiler.auto_devices")
 
     def compiled(targets: Targets) -> runtime.Executable:
@@ -440,9 +439,10 @@ def compile_fastest(model: Model, options: CompileOptions) -> runtime.Executable
 def _compile_quick(
     model: Model, options: CompileOptions
 ) -> tuple[runtime.Executable | memoryview, Upgrade | None]:
-    """Return what `compile` makes with general kernels, and what follows the compilation of their
-    own code; None where there is none to be made. Raises CompileError for several targets, and for
-    one whose code this machine cannot run."""
+    """Compile with general kernels; return the program, and the upgrade that compiles their own
+    code (None if there is nothing to upgrade). Raises CompileError for several targets, and for
+    one whose code this machine cannot run.
+    """
     cache, cache_request, cached = _cached(model, options)
     if cached is not None:
         return cached, None
@@ -493,7 +493,7 @@ def _cached(
 
 
 def _compiled(model: Model, options: CompileOptions) -> CompiledModel:
-    """Return what the compiler makes."""
+    """Run the compiler."""
     if options.tier == "full" and environment.compile_jobs() > 1:
         worker_process.prepare(WORKER_PRELOAD)
     with _RELAXED_GC:

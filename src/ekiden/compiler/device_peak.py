@@ -67,6 +67,7 @@ def sums_loop() -> PrimFunc:
     """
     blocks, block, thread, step = map(Var, ("blocks", "block", "thread", "step"))
     out = Buffer("out", (blocks, const(BLOCK_THREADS * CHAINS_PER_THREAD)))
+    # Independent chains hide the latency of multiply-adds within a thread.
     sums = Buffer("sums", (const(CHAINS_PER_THREAD),), "float32", "local")
     start = [BufferStore(sums, const(0.5 + c), (const(c),)) for c in range(CHAINS_PER_THREAD)]
     factor, term = const(0.999), const(0.25)
@@ -100,9 +101,9 @@ def _over_threads(
 
 @cache
 def measure_device(device: Device) -> DeviceFigures:
-    """Return the best of several rounds, in about a second, more if kernels are built for the first
-    time. Raises DeviceError if the device, its driver or its compiler fails, and ValueError for
-    a kind without a code generator.
+    """Measure a device and return the best figures of several rounds; takes about a second, more if
+    kernels are built for the first time. Raises DeviceError if the device, its driver or its
+    compiler fails, and ValueError for a kind without a code generator.
     """
     kinds = [k.name for k in KINDS.values() if k.device_type == device.type and k.has_generator]
     if not kinds:
@@ -149,7 +150,7 @@ class _Loop:
 
     def grown(self, max_blocks: int) -> tuple[int, float]:
         """Return the number of blocks with which a run takes MIN_RUN_S, at most `max_blocks`, and
-        its seconds.
+        the seconds of the run.
         """
         blocks = 1
         while True:
@@ -161,6 +162,7 @@ class _Loop:
 
 def _best(run: Callable[[], object], device: Device) -> float:
     run()
+    # Kernel launches are asynchronous.
     device.sync()
     times = []
     for _ in range(MEASURE_ROUNDS):

@@ -23,7 +23,7 @@ AUTO_ENGINE = "auto"
 def with_engine(
     module: IRModule, requested: Targets, config: CompilationConfig
 ) -> tuple[IRModule, list[str]]:
-    """Return the module with the requested engine's regions, and the measurements of an automatic
+    """Partition a module for the requested engine; return it with the measurements of an automatic
     choice.
 
     Args:

@@ -36,8 +36,8 @@ TRIED_SIZES = (8, 64, 256, 512)
 
 
 def tried_sizes(dims: Mapping[str, int], fixed: Container[str]) -> Iterator[dict[str, int]]:
-    """Yield dimensions to try: as they are; then with one free dimension larger, all but the first
-    (a batch of images), and all.
+    """Yield dimensions to try: as declared, then with all free dimensions but the first (the batch)
+    larger, then with all larger.
     """
     yield dict(dims)
     free = [name for name in dims if name not in fixed]

@@ -45,7 +45,8 @@ TIER_CHOICES = ("full", "quick")
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """The options of one compilation. `ekiden.compile` documents what each does for a user.
+    """Options of one compilation, as a frozen value. `ekiden.compile` documents what each does for
+    a user.
 
     Raises CompileError for a value that an option does not have. Options of passes that are not
     said here are those of the current PassContext; records and the limit of time that are None are
@@ -127,8 +128,9 @@ class CompileOptions:
         return environment.compile_timeout() if self.timeout_s is None else float(self.timeout_s)
 
     def passes(self) -> dict[str, object]:
-        """Return the options of passes that these are, by the keys of PassContext. Raises OSError,
-        LoadError and InputError for records that cannot be read."""
+        """Return these options as pass options, by the keys of PassContext. Raises OSError,
+        LoadError and InputError for records that cannot be read.
+        """
         pass_options = {
             SIZE: self.size,
             FLOAT_REWRITES: self.float_rewrites,
@@ -141,7 +143,7 @@ class CompileOptions:
         return chosen | records_options(self.records)
 
     def context(self) -> AbstractContextManager[object]:
-        """Enter the current PassContext with these options, for a while."""
+        """Enter the current PassContext extended by these options."""
         config = self.passes()
         return with_options(config) if config else nullcontext()
 

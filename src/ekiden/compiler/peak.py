@@ -57,8 +57,8 @@ MIN_MOVED_BYTES = 1 << 23
 
 
 def chains(target: Target) -> int:
-    """Return the number of independent multiply-add chains of the peak loop; enough to hide their
-    latency, in registers.
+    """Return the number of independent multiply-add chains of the peak loop: enough to hide their
+    latency, few enough for the registers.
     """
     return min(MAX_CHAINS, target.registers - SPARE_REGISTERS)
 
@@ -81,13 +81,14 @@ def peak_loop(target: Target) -> PrimFunc:
         for c in range(count)
     ]
     loop = For(Var("i"), const(0), const(PEAK_STEPS), ForKind.SERIAL, seq(*steps))
+    # Stores make the sums observable, or LLVM would remove the loop.
     keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(count)]
     return PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
 
 
 def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
-    """Return the peak loop of int8 or bfloat16 word products by the target's fastest instruction,
-    and its operation count; None where it has none faster than float's.
+    """Return the peak loop of int8 or bfloat16 dot products by the target's fastest instruction,
+    and its operation count; None where none is faster than float32.
     """
     panel_products = BY_PANEL[dtype]
     if target.has(panel_products.ability):
@@ -100,6 +101,7 @@ def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
     vector = f"{sums}x{lanes}"
     out = Buffer("out", (const(count * lanes),), sums)
     acc = Buffer("acc", (const(count),), vector, "register")
+    # Different start values, so that equal chains are not merged.
     clear = [
         BufferStore(acc, broadcast(const(c + 3, sums), lanes), (const(c),)) for c in range(count)
     ]
@@ -148,6 +150,7 @@ def measure_peak(target: Target | None = None) -> MachinePeak:
     source, copy = np.ones(COPY_BYTES, np.uint8), np.empty(COPY_BYTES, np.uint8)
     memory = 2 * COPY_BYTES / _best(lambda: np.copyto(copy, source))
     levels = [(size, _bandwidth(size, chosen)) for size in LEVEL_BYTES]
+    # Bandwidth is monotonic in nearness: noise must not make a nearer cache look slower.
     for index in range(len(levels) - 2, -1, -1):  # what fits nearer is no slower
         size, speed = levels[index]
         levels[index] = size, max(speed, levels[index + 1][1])
@@ -169,6 +172,7 @@ def triad_loop(size: int, threads: int, target: Target) -> tuple[PrimFunc, int]:
     """
     lanes = target.lanes("float32")
     steps = max(1, size // (3 * 4 * lanes * threads))
+    # Small arrays are gone over many times, so that the start of the loop does not count.
     repeat = max(1, MIN_MOVED_BYTES // size)
     count = threads * steps * lanes
     a, b, c = (Buffer(name, (const(count),)) for name in "abc")

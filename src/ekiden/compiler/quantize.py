@@ -35,7 +35,7 @@ class Quantized:
     plan: QuantPlan
 
     def save(self, path: PathName) -> None:
-        """Write the model of ONNX."""
+        """Write the ONNX model."""
         data = self.model.SerializeToString()
         write_to(path, lambda file: file.write(data))
 
@@ -141,7 +141,9 @@ def _compile(model: onnx.ModelProto) -> ProgramRunner:
     executable = compile(model)
 
     def run(feed: Mapping[str, Array]) -> list[Array]:
-        """Outputs in the model's order, as NumPy arrays of their own."""
+        """Run the model and return the outputs in the model's order, as NumPy arrays of
+        their own.
+        """
         outputs = executable(**feed)
         values = outputs if isinstance(outputs, tuple) else (outputs,)
         return [np.asarray(value.numpy()) for value in values]
@@ -157,8 +159,8 @@ def _within(
     accuracy: Callable[[ProgramRunner], float],
     budget: float,
 ) -> Quantized:
-    """Return the plan with as few layers left in float as the accuracy budget allows, worst
-    signal-to-noise ratio first.
+    """Return the plan with as few layers in float as the accuracy budget allows; layers with the
+    worst signal-to-noise ratio go first.
     """
     required = accuracy(_compile(proto)) - budget
     while True:

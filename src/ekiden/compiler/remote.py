@@ -34,8 +34,8 @@ _MAX_EVENT_WORDS = 1 << 18
 
 
 class RemoteExecutable:
-    """An artifact that runs in a session: it is sent there, and called with arrays of this machine,
-    whose results come back as tensors.
+    """Compiled model in a session with another machine: the artifact is uploaded, calls take arrays
+    of this machine, and results come back as tensors.
 
     Raises InputError for a model whose inputs or outputs are no tensors or that keeps values
     between runs, and what the session raises: LoadError where the other machine cannot run it.

@@ -61,6 +61,7 @@ class Upgrade:
         self._worker_modules = worker_modules
         self._tiers = _tiers_of(raw, general.forms)
         self._cancellation = Cancellation()
+        # A fork has the object but not the thread.
         self._owner = os.getpid()
         self.error: BaseException | None = None
         self.program: runtime.Executable | None = None
@@ -74,6 +75,7 @@ class Upgrade:
     def begin(self, become: Callable[[runtime.Executable], None]) -> None:
         """Start the work; `become` gets the final program."""
         self._become = become
+        # The PassContext is a context variable, which a new thread would not inherit.
         context = contextvars.copy_context()
         self._thread = threading.Thread(
             target=context.run, args=(self._run,), name="ekiden-tiers", daemon=True
@@ -83,7 +85,7 @@ class Upgrade:
 
     @property
     def tiers(self) -> dict[str, str]:
-        """Name of a kernel -> GENERAL or COMPILED."""
+        """Return GENERAL or COMPILED for each kernel."""
         return dict(self._tiers)
 
     def wait(self, timeout: float | None = None) -> runtime.Executable:
@@ -104,12 +106,14 @@ class Upgrade:
         return self.program
 
     def stop(self) -> None:
-        """End the work; the kernels stay as they are. Nothing in a fork of the process."""
+        """Stop the compilation; kernels keep the code that they have. Nothing in a fork of the
+        process.
+        """
         if os.getpid() == self._owner:
             self._cancellation.cancel()
 
     def join(self) -> None:
-        """Wait for the thread of work that was stopped."""
+        """Wait for the thread of a stopped upgrade."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(EXIT_LIMIT_S)
 
@@ -121,6 +125,7 @@ class Upgrade:
             with _without_instruments():
                 artifact = self._finish(self._replace, self._cancellation)
                 self.program = self._store(artifact)
+            # The swap comes last: until then calls run with kernels replaced one by one.
             self._become(self.program)
             self._tiers = dict.fromkeys(self.program.primitives, COMPILED_TIER)
             seconds = time.perf_counter() - started
@@ -149,8 +154,8 @@ def _tiers_of(raw: runtime.Executable, general: Mapping[str, bytes]) -> dict[str
 
 
 def _without_instruments() -> PassContext:
-    """Return the current context without its instruments: they have observed the compilation in its
-    own thread.
+    """Return the current PassContext without instruments: they observe the compilation in the
+    thread that created them.
     """
     current = PassContext.current()
     return PassContext(
@@ -162,7 +167,9 @@ _RUNNING: weakref.WeakSet[Upgrade] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
-    """Stop what runs, so that no thread is inside the runtime when that goes."""
+    """Stop running upgrades at exit, so that no thread is inside the runtime when it is
+    unloaded.
+    """
     running = list(_RUNNING)
     for upgrade in running:
         upgrade.stop()

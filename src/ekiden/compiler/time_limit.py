@@ -55,7 +55,7 @@ class _Watcher:
                 _set_exception(self._target.ident, _TimeIsOverError)
 
     def stop(self) -> None:
-        """Interrupt no more, and take back an exception that has not come yet."""
+        """Stop interrupting, and cancel an exception that is still pending."""
         self.is_over = True
         with self._lock:
             _set_exception(self._target.ident, None)
@@ -69,8 +69,9 @@ def _set_exception(thread: int | None, kind: type[BaseException] | None) -> None
 
 
 def call_within(seconds: float | None, call: Callable[[], ExecutionResult]) -> ExecutionResult:
-    """Return what a compilation gives. Raises CompileLimitError where it takes longer; what waits
-    in C, for a process or for NumPy, is interrupted when that comes back.
+    """Call a function within a time limit and return its result. Raises CompileLimitError where it
+    takes longer; what waits in C, for a process or for NumPy, is interrupted when that comes
+    back.
     """
     if seconds is None:
         return call()
@@ -82,6 +83,7 @@ def call_within(seconds: float | None, call: Callable[[], ExecutionResult]) -> E
         finally:
             watcher.stop()
     except _TimeIsOverError:
+        # The pending exception may arrive inside the handler itself.
         while not watcher.is_stopped:  # it came while it was stopped
             with suppress(_TimeIsOverError):
                 watcher.stop()

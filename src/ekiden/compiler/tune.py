@@ -53,21 +53,22 @@ def tune(
     kernels: str = "",
     progress: Progress | None = None,
 ) -> Session:
-    """Search for faster kernels of a model, or for tasks; gives the session: `states` has each task
-    with its trials, its best and its default's time; `records` what `compile(records=)` takes.
+    """Search for faster kernels of a model, or of tasks, and return the session: `states` has each
+    task with its trials, its best and its default's time; `records` what `compile(records=...)`
+    takes.
 
     `model`, `target`, `shape` are as in `compile`. `trials` is how many candidates are tried in
     all, those of earlier runs that `records` (a file, to which each trial is appended at once) has
     of this machine included; the search ends earlier after `seconds`, or where nothing more is to
     be won. `dims` says what sizes the model's symbols have: a number each, or those of several
-    runs, `{"batch": [1, 8]}`, which count alike; what is found is used for all sizes.
-    `threads` is how many a kernel runs on: with 1 its time is that of the thread, which others on
-    the machine lengthen little. `cold` empties the caches before each call. `search` is
-    "evolution", "random" or a `tune.Search`. `executor` is any concurrent.futures.Executor, of this
-    machine or of a cluster of equal ones, that runs `runners` batches at a time. With `remote`, a
-    `tune.Remote`, candidates run in sessions with that server, which may be a page; `target` is its
-    own. Equal `seed`s ask for the same candidates as long as they are measured alike. `kernels`
-    keeps those whose name or node holds it.
+    runs, `{"batch": [1, 8]}`, which count alike; what is found is used for all sizes. `threads` is
+    how many a kernel runs on: with 1 its time is that of the thread, which others on the machine
+    lengthen little. `cold` empties the caches before each call. `search` is "evolution", "random"
+    or a `tune.Search`. `executor` is any concurrent.futures.Executor, of this machine or of a
+    cluster of equal ones, that runs `runners` batches at a time. With `remote`, a `tune.Remote`,
+    candidates run in sessions with that server, which may be a page; `target` is its own. Equal
+    `seed`s ask for the same candidates as long as they are measured alike. `kernels` keeps those
+    whose name or node holds it.
 
     Raises what `compile` does, InputError for a size that is not given, an option that cannot be or
     a target that this machine cannot run (where it is to), OSError for records that cannot be read
@@ -102,7 +103,7 @@ def prepare(
     seed: int,
     progress: Progress | None,
 ) -> Session:
-    """Return a tuning session that has not begun. Arguments and errors are those of `tune`."""
+    """Create a tuning session without starting it. Arguments and errors are those of `tune`."""
     if isinstance(search, str):
         if search not in SEARCHES_BY_NAME:
             kinds = " or ".join(map(repr, SEARCHES_BY_NAME))

@@ -18,8 +18,8 @@ from ekiden.runtime.executable.outputs import BoundRun
 
 
 class UnrankedExecutable(Executable):
-    """An executable that has a program for each combination of ranks of the inputs whose rank the
-    model does not say, made at the first run with these ranks and kept.
+    """Executable with one program for each combination of ranks of the inputs without a declared
+    rank, compiled at the first run with these ranks and cached.
 
     `inputs` and `outputs` show such tensors with the dimension "...". There is no one program to
     save, export or look into: what asks for it raises ExportError, which names the inputs.
@@ -98,7 +98,7 @@ class UnrankedExecutable(Executable):
         return self.for_inputs(*args, **named).profile(*args, peak=peak, **named)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the kernels of all programs that there are have their own code."""
+        """Wait until the kernels of all compiled programs have their own code."""
         for executable in list(self._by_ranks.values()):
             executable.wait(timeout)
 

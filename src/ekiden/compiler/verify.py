@@ -73,7 +73,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Result of a comparison: true where all tensors agree."""
+    """Result of a verification: true where all tensors agree."""
 
     model: str
     against: str
@@ -142,7 +142,7 @@ def verify(
     layers: bool = False,
     tolerance: Tolerance | None = None,
 ) -> Verification:
-    """Run a model of ONNX compiled and by another engine, and compare what they give.
+    """Compare an ONNX model compiled by Ekiden with another engine's results.
 
     `executable` is what was compiled of it before, or the file of it, or one in a session
     (`driver.remote.RemoteExecutable`); else the model is compiled, for `target` or this machine.
@@ -193,7 +193,7 @@ def _beside(
     layers: bool,
     tolerance: Tolerance | None,
 ) -> Verification:
-    """Compare two models by the tensors that both name."""
+    """Compare two models layer by layer, by the tensors that both name."""
     second, other_label, _ = read_model(against)
     min_snr = (tolerance or Tolerance()).snr
     makers = {o: describe(n) for n in proto.graph.node for o in n.output if o}
@@ -246,7 +246,7 @@ def _check_same(
 
 
 def with_all_outputs(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
-    """Return the model with the result of every node of its main graph as an output, in order."""
+    """Add the result of every node of the main graph to the model's outputs, in order."""
     nodes = sorted_nodes(model.graph, label)
     names = dict.fromkeys(o for n in nodes if n.op_type != "Constant" for o in n.output if o)
     return with_outputs(model, names)
@@ -301,8 +301,10 @@ def compare(
         text = f"{different} of {ours.size} elements differ" if different else ""
         return Comparison(node, name, not different, float(different), text)
     x, y = ours.astype(np.float64), theirs.astype(np.float64)
+    # Infinities must be equal and NaNs must coincide; only finite values have a tolerance.
     fits = (x == y) | (np.isfinite(x) & np.isfinite(y)) | (np.isnan(x) & np.isnan(y))
     x, y = x[np.isfinite(y) & fits], y[np.isfinite(y) & fits]
+    # The tiny term avoids 0 / 0 where a tensor is all zeros and atol is 0.
     limit = tolerance.atol + tolerance.rtol * np.abs(y) + 1e-30
     limit = limit + tolerance.of_range * np.abs(y).max(initial=0.0)
     apart = np.abs(x - y)

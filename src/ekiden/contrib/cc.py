@@ -44,6 +44,7 @@ def create_shared(
     What `module.save("net.o")` wrote needs Ekiden's runtime, which this machine's compiler links
     where a file requires it; the runtime of another machine (`cc`) is not available here.
     """
+    # Another machine's compiler cannot link this machine's static runtime.
     needed = (str(static_library_path().resolve()), "-pthread", "-ldl") if cc is None else ()
     linked = ("-shared", "-fPIC", *(options or ()), *needed)
     _compile(output, objects, linked, cc, cwd)
@@ -77,7 +78,7 @@ def cross_compiler(
     def make(
         output: Path, objects: Paths, options: Sequence[str] | None = None, **kwargs: object
     ) -> None:
-        """Compile with the options of both."""
+        """Compile with the options of the compiler followed by those of the call."""
         all_options = [*before, *(options or ())]
         if isinstance(compile_func, str):
             kwargs = {"cc": compile_func, **kwargs}
@@ -92,7 +93,9 @@ def cross_compiler(
 def _compile(
     output: Path, objects: Paths, options: Sequence[str], cc: str | None, cwd: Path | None
 ) -> None:
-    """Run the compiler in `cwd`. Objects come first, followed by the libraries in the options."""
+    """Run the C compiler on objects in the folder `cwd`. Objects come first, followed by the
+    libraries in the options.
+    """
     object_list = [objects] if isinstance(objects, (str, os.PathLike)) else [*objects]
     command = compiler_for(f"make '{output}'", platform.machine(), cc)
     arguments = [

@@ -35,8 +35,9 @@ def create(graph_json_str: str, libmod: object, device: Devices) -> GraphModule:
 
 
 def library_of(libmod: object, device: Devices) -> ExecutorModule:
-    """Return the module with a library's kernels, local or in an `ekiden.rpc` session. Raises
-    TypeError if it is no module, InputError if it does not run on the devices.
+    """Return the module with a library's kernels, local or in an `ekiden.rpc` session, after
+    checking its devices. Raises TypeError if it is no module, InputError if it does not run on
+    the devices.
     """
     library: Any = libmod.get_lib() if hasattr(libmod, "get_lib") else libmod
     if isinstance(library, Module):
@@ -55,7 +56,7 @@ def library_of(libmod: object, device: Devices) -> ExecutorModule:
 
 
 def _devices_of(library: Module) -> Sequence[runtime.Device]:
-    """Return the devices a library was compiled for; empty if it does not tell."""
+    """Return the devices that a library was compiled for; empty if unknown."""
     if "get_executable" not in library:
         return ()
     executable = library["get_executable"]()
@@ -94,7 +95,7 @@ class GraphModule(AotModule):
         return -1 if index is None else index
 
     def debug_get_output(self, node: str | int, out: Tensor) -> None:
-        """Raises an error: only the debugger keeps node outputs."""
+        """Raise an error: only the debug executor keeps node outputs."""
         raise NotImplementedError("debug_get_output: use ekiden.contrib.debugger.debug_executor")
 
     def load_params(self, params_bytes: bytes | bytearray) -> None:
@@ -110,7 +111,7 @@ class GraphModule(AotModule):
                 self.set_input_zero_copy(name, other.get_input(name))
 
     def _inputs_of(self, params: Mapping[str, object]) -> dict[str, Any]:
-        """Return the entries that are inputs of the program."""
+        """Return the parameters that are inputs of the program."""
         return {name: value for name, value in params.items() if self._find(name) is not None}
 
     def _index(self, key: str | int) -> int:

@@ -69,21 +69,24 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
         return named_outputs
 
     def _named(self, inputs: object, names: Sequence[str]) -> dict[str, object]:
-        """Return the inputs by name."""
+        """Return the inputs by name, without those that are initializers."""
         if isinstance(inputs, Mapping):
             return dict(inputs)
         values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         weights = {t.name for t in self.model.graph.initializer}
+        # Before IR version 4, initializers are also graph inputs, which callers may leave out.
         if len(values) != len(names):
             names = [n for n in names if n not in weights]
         return {n: v for n, v in zip(names, values, strict=True) if n not in weights}
 
     def _executable(self, named: Mapping[str, object]) -> Executable:
-        """Return the executable for these values of the fixed inputs, adding inputs found to be
-        required.
+        """Return the executable specialized for these values of the constant inputs, discovering
+        inputs that must be constant.
         """
         while True:
             values = {n: np.asarray(named[n]) for n in self.fixed if n in named}
+            # Constant inputs are part of the compiled program, so their bytes are part of the cache
+            # key.
             key = tuple(f"{v.dtype}{v.shape}".encode() + v.tobytes() for v in values.values())
             shapes = self._given_shapes(named)
             key += (repr(shapes).encode(),) if shapes else ()
@@ -95,12 +98,13 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
                     more = tuple(n for n in error.inputs if n not in self.fixed)
                     if not more:
                         raise
+                    # The import reports the inputs it must know; retry with them as constants.
                     self.fixed += more
                     continue
             return self._made[key]
 
     def _given_shapes(self, named: Mapping[str, object]) -> Shapes:
-        """Return the shapes of sequences and optional inputs, if the model has any."""
+        """Return the shapes of sequence and optional inputs, if the model has any."""
         if not self._shapes_decide:
             return {}
         inputs = [i for i in self.model.graph.input if not i.type.HasField("tensor_type")]
@@ -108,14 +112,16 @@ class EkidenRep(BackendRep):  # type: ignore[misc]
 
 
 def _shape_of(value: object) -> Dims | Sequence[Dims] | None:
-    """Return a shape for `compile`: an array's, a list of them for a sequence, None if absent."""
+    """Return a value's shape as `compile` takes it: a list of shapes for a sequence, None if
+    absent.
+    """
     if isinstance(value, (list, tuple)):
         return [np.asarray(element).shape for element in value]
     return None if value is None else np.asarray(value).shape
 
 
 def _flat(named: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield the inputs by name; a sequence's elements as "name.0", "name.1", ..."""
+    """Yield the inputs by name; elements of a sequence as "name.0", "name.1", ..."""
     for name, value in named.items():
         yield name, value
         if isinstance(value, (list, tuple)):
@@ -123,7 +129,7 @@ def _flat(named: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 
 def with_constants(model: onnx.ModelProto, values: Mapping[str, Array]) -> onnx.ModelProto:
-    """Return the model with some inputs as initializers."""
+    """Return the model in which the given inputs are initializers."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     remaining = [i for i in copy.graph.input if i.name not in values]
@@ -194,7 +200,7 @@ class EkidenBackend(Backend):  # type: ignore[misc]
 
 
 def _target_of(device: str) -> Targets:
-    """Return the compilation target of a device."""
+    """Return the compilation target for an ONNX device such as "CPU" or "OPENCL:1"."""
     name, _, number = device.partition(":")
     target = TARGET_BY_DEVICE[name]
     if target is None or not number:

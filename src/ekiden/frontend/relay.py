@@ -22,9 +22,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Return an importer, loaded on first use. Raises ImportModelError where a package is
-    missing.
-    """
+    """Import a frontend's importer on first use; raise ImportModelError for a missing package."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     importer: object = getattr(_HOMES[name].module("relay"), name)

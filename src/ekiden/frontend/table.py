@@ -1,4 +1,4 @@
-"""Table of frontends, one row each: the models it accepts, the packages it needs, its location.
+"""Registry of frontends, one row each: the models it accepts, its packages, its module.
 
 Reading the table imports no framework; a frontend is imported when one of its models is given. To
 add one: a row here, and a folder with a module `entry` whose functions are those of `Entry`.
@@ -34,19 +34,19 @@ class Entry(Protocol):
     """Interface of a frontend's module `entry`."""
 
     def import_model(self, model: object, options: ImportOptions) -> ImportedModule:
-        """Import a model that the row accepts as a module.
+        """Import a model that the frontend accepts.
 
         Raises ImportModelError for a broken one, and UnsupportedError listing every node that
         cannot be imported.
         """
 
     def survey(self, model: object) -> Survey:
-        """Summarise a model without importing it; for rows with `has_survey`."""
+        """Survey a model without importing it, for frontends with `has_survey`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """Python package that a frontend, or a piece of advice, needs.
+    """A Python package that a frontend or a converter needs.
 
     It has the module's name, its distributions' names, the oldest supported version, the first
     unsupported one, and a function that the module must have.
@@ -59,17 +59,17 @@ class Package:
     function: str = ""
 
     def installed(self) -> str:
-        """Return the installed version; "" where none is stated."""
+        """Return the installed version; "" if it is unknown."""
         return next(filter(None, map(version_of, self.distributions)), "")
 
     @property
     def distribution(self) -> str:
-        """Return the name of the installed distribution, or of the one to install."""
+        """Return the name of the installed distribution, otherwise of the one to install."""
         return next(filter(version_of, self.distributions), self.distributions[0])
 
     def misfit(self) -> Misfit | None:
-        """Return why the installed package cannot be used (missing, or of an unsupported version);
-        None if it can.
+        """Return the problem of a missing package or an unsupported version; None if there
+        is none.
         """
         if not _is_installed(self.module):
             return Misfit(f"the package {self.distributions[0]!r} is missing", "pip install")
@@ -84,8 +84,8 @@ class Package:
         return Misfit(text, "pip install --upgrade")
 
     def unusable(self) -> str:
-        """Return why the package cannot be used, with the command that installs it, also where
-        importing it fails; "" where it can.
+        """Import the package and return why it cannot be used, with the pip command that helps; ""
+        if it can.
         """
         problem = self.misfit()
         if problem is None:
@@ -102,7 +102,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """Problem with a package, and the pip command that mends it."""
+    """A problem with a package and the pip command that solves it."""
 
     what: str
     command: str
@@ -117,9 +117,7 @@ BROKEN = (Exception, SystemExit)
 
 
 def broken(packages: Sequence[Package], error: BaseException) -> Misfit:
-    """Return the problem of packages of supported versions that raise when imported: pip must be
-    told to reinstall them.
-    """
+    """Return the problem of packages whose import raised, which pip must reinstall."""
     have = ", ".join(f"{p.distribution} {p.installed()}".strip() for p in packages)
     message = str(error) or type(error).__name__
     return Misfit(f"{have} cannot be imported: {message}", "pip install --force-reinstall")
@@ -127,7 +125,7 @@ def broken(packages: Sequence[Package], error: BaseException) -> Misfit:
 
 @dataclass(frozen=True, slots=True)
 class Frontend:
-    """Row of the table: a frontend and how its models are recognised."""
+    """A row of the table: a frontend, its packages, and how its models are recognised."""
 
     name: str
     """Its folder: `ekiden.frontend.<name>`."""
@@ -161,9 +159,7 @@ class Frontend:
     """TVM's functions for it, which `relay.frontend` has; they are in its module `relay`."""
 
     def entry(self) -> Entry:
-        """Return the frontend's entry module. Raises ImportModelError with the command that
-        installs what is missing.
-        """
+        """Import the frontend's entry module; raise ImportModelError for a missing package."""
         return cast(Entry, self.module("entry"))
 
     def module(self, name: str) -> ModuleType:
@@ -181,7 +177,7 @@ class Frontend:
             raise ImportModelError(f"import {self.model}: {text}") from error
 
     def check_packages(self) -> None:
-        """Raise ImportModelError where a package is missing or of an unsupported version."""
+        """Raise ImportModelError for a missing package or an unsupported version."""
         for package in self.packages:
             problem = package.misfit()
             if problem is not None:
@@ -189,9 +185,7 @@ class Frontend:
                 raise ImportModelError(f"import {self.model}: {problem.told(install)}")
 
     def check_options(self, options: ImportOptions) -> None:
-        """Raise CompileError for an option that is set but not honoured, and for example inputs of
-        another framework.
-        """
+        """Raise CompileError for an unsupported option or example inputs of another framework."""
         for name in options.given():
             if name not in self.options:
                 supported = ", ".join(f"'{n}'" for n in sorted(self.options)) or "none"
@@ -204,15 +198,14 @@ class Frontend:
         inputs = examples if isinstance(examples, (list, tuple)) else [examples]
         named = [(str(at), positional) for at, positional in enumerate(inputs)]
         for name, example in [*named, *(options.example_kwargs or {}).items()]:
+            # By class name, so that no framework is imported to look at an example.
             row = next((r for r in FRONTENDS if _is_one_of(example, r.tensors)), self)
             if row is not self:
                 text = f"example input {name} is a {type(example).__name__} of another framework"
                 raise CompileError(f"compile: {self.model}: {text}; {row.model} is {row.takes}")
 
     def check_model(self, model: object, function: str) -> None:
-        """Raise CompileError where `function`, which belongs to this row, is given another
-        frontend's model or none.
-        """
+        """Raise CompileError if `function` is given a model of another frontend."""
         if isinstance(as_bytes(model), (str, os.PathLike, bytes)):
             return  # whoever reads it says what it is
         if frontend_of(model) is not self:
@@ -221,6 +214,7 @@ class Frontend:
 
 
 def _is_installed(module: str) -> bool:
+    """Return whether a module can be found without importing it."""
     try:
         return find_spec(module) is not None
     except (ImportError, ValueError):  # where something stands in the way of importing it
@@ -228,14 +222,14 @@ def _is_installed(module: str) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return a version as numbers: "2.13.0+cpu" is (2, 13, 0)."""
+    """Parse a version into numbers: "2.13.0+cpu" is (2, 13, 0)."""
     components = text.partition("+")[0].split(".")
     return tuple(int(p) for p in components if p.isdigit())
 
 
 def _is_exported(data: bytes) -> bool:
-    """Return whether bytes are what `jax.export.Exported.serialize` writes: a flatbuffer without an
-    identifier, in which there is a portable artifact of StableHLO.
+    """Return whether bytes are a serialised `jax.export.Exported`: a flatbuffer with a StableHLO
+    portable artifact.
     """
     root = int.from_bytes(data[:4], "little")
     is_flatbuffer = 4 <= root <= _ROOT and root % 2 == 0
@@ -334,7 +328,7 @@ FRONTENDS = (
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Kind of file or object that no frontend accepts, and advice to its user.
+    """A kind of file or object that no frontend accepts, and advice for its user.
 
     `starts`, `holds`, `members` and `classes` are as those of a frontend; `converter` is the
     package that the advice needs.
@@ -351,7 +345,7 @@ class Other:
 
 
 def _by(*package: str) -> Package:
-    """Return the package that converts models to ONNX: its module, oldest version and function."""
+    """Return the package that converts models to ONNX: module, oldest version, function."""
     module, oldest, function = package
     return Package(module, (module,), oldest, function=function)
 
@@ -441,13 +435,12 @@ OTHERS = (
 
 
 def frontend(name: str) -> Frontend:
-    """Return the row of that name."""
+    """Return the frontend of a name."""
     return next(row for row in FRONTENDS if row.name == name)
 
 
 def frontend_of(model: object) -> Frontend | None:
-    """Return the row that accepts a model (a path, bytes, or a framework's object); None if none
-    does.
+    """Return the frontend that accepts a path, bytes or object; None if there is none.
 
     Raises ImportModelError for a file or an object that another tool must convert first.
     """
@@ -462,6 +455,7 @@ def frontend_of(model: object) -> Frontend | None:
         for rejected in OTHERS:
             if _starts(rejected, model[:_HEAD]):
                 raise _turned_away("bytes", rejected)
+        # Lazy: is_own searches all bytes, which magic bytes make unnecessary.
         own = (row for row in FRONTENDS if row.is_own is not None and row.is_own(model))
         archive_row = _of_keras_file(archive_row, "bytes")
         return archive_row or _of_bytes(model) or next(own, FRONTENDS[0])
@@ -480,7 +474,7 @@ _BACKENDS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 
 
 def _of_keras(what: str) -> Frontend:
-    """Return the row of Keras's backend. Raises ImportModelError for an unknown one."""
+    """Return the frontend of Keras's backend; raise ImportModelError for an unknown one."""
     backend = keras_backend()
     if backend not in _BACKENDS:
         supported = ", ".join(repr(name) for name in _BACKENDS)
@@ -490,9 +484,10 @@ def _of_keras(what: str) -> Frontend:
 
 
 def keras_backend() -> str:
-    """Return the backend of Keras: its own statement where it is loaded, else KERAS_BACKEND or its
+    """Return the backend of Keras: of the loaded package, KERAS_BACKEND, or its
     configuration file.
     """
+    # Importing Keras takes seconds, so an unloaded one is judged by its configuration alone.
     loaded = sys.modules.get("keras")
     if loaded is not None and hasattr(loaded, "config"):
         return str(loaded.config.backend())
@@ -508,7 +503,7 @@ def keras_backend() -> str:
 
 
 def _of_keras_file(row: Frontend | None, name: str) -> Frontend | None:
-    """Return the row of a Keras file, which was taken for TensorFlow's so far.
+    """Return the frontend of a Keras file by its backend; other rows are unchanged.
 
     Raises ImportModelError where the backend is PyTorch, whose models are traced with examples.
     """
@@ -524,20 +519,20 @@ def _of_keras_file(row: Frontend | None, name: str) -> Frontend | None:
 
 
 def as_bytes(model: object) -> object:
-    """Return a mutable bytes-like buffer as `bytes`, anything else unchanged."""
+    """Convert a bytearray or memoryview to `bytes`; other objects are unchanged."""
     return bytes(model) if isinstance(model, (bytearray, memoryview)) else model
 
 
 def _is_one_of(value: object, classes: Sequence[str]) -> bool:
-    """Return whether a value's class, or a base, is among these names, as `Frontend.classes` has
-    them.
+    """Return whether a value's class or a base has one of these names, "top-level
+    package.class".
     """
     kinds = type(value).__mro__
     return any(f"{c.__module__.partition('.')[0]}.{c.__qualname__}" in classes for c in kinds)
 
 
 def _turned_away(name: str, rejected: Other) -> ImportModelError:
-    """Return the error that rejects a model, with advice."""
+    """Return the error that rejects a model, with the advice of its kind."""
     text, converter = f"import {name}: it is {rejected.what}: {rejected.advice}", rejected.converter
     if converter is not None:
         trouble = converter.unusable()
@@ -546,28 +541,30 @@ def _turned_away(name: str, rejected: Other) -> ImportModelError:
 
 
 def described(model: object) -> str:
-    """Describe, for messages, an object given in the place of a model."""
+    """Return the class name of an object given as a model, for messages."""
     if isinstance(model, type):
         return f"the class {model.__name__}; an instance of it is meant, perhaps"
     return type(model).__name__
 
 
 def is_model_file(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is that of a model, judged by its name or its folder's contents."""
+    """Return whether a path names a model, by its suffix or its folder's files."""
     where = os.fspath(path)
     name = _name(where).lower()
     return any(name.endswith(row.suffixes) or _holds(row, where) for row in FRONTENDS)
 
 
 def _name(path: str) -> str:
-    """Return the last component of a path, also of a folder's that ends with its separator."""
+    """Return the last component of a path, ignoring a trailing separator."""
     return os.path.basename(path.rstrip(os.sep))
 
 
 def _of_path(path: str) -> Frontend:
+    """Return the frontend of a path by its first bytes, archive members, marker files or suffix."""
     if "\0" in path:
         raise ImportModelError(f"import {path!r}: no path has a character of zero")
     head, matching_row, shown = b"", None, _name(path)
+    # Content comes before the suffix: a renamed file still finds its frontend.
     if os.path.isfile(path):  # a pipe is read once, by the importer
         with suppress(OSError), open(path, "rb") as file:  # whoever reads it says so
             head = file.read(_HEAD)
@@ -599,7 +596,7 @@ def _of_path(path: str) -> Frontend:
 
 
 def _models_in(folder: str) -> str:
-    """Return the models in a folder as text; "" where there are none, or it is no folder."""
+    """Return the models in a folder as text for a message; "" if there are none."""
     try:
         entries = os.listdir(folder)
     except OSError:
@@ -617,19 +614,24 @@ _HEAD = 64
 
 
 def _holds(row: Frontend | Other, path: str) -> bool:
+    """Return whether a folder has one of a row's marker files."""
     return any(os.path.isfile(os.path.join(path, name)) for name in row.holds)
 
 
 def _starts(row: Frontend | Other, data: bytes) -> bool:
+    """Return whether data have a row's magic bytes at their offset."""
     return any(data[at : at + len(text)] == text for at, text in row.starts)
 
 
 def _of_bytes(data: bytes) -> Frontend | None:
+    """Return the frontend whose magic bytes data begin with; None if there is none."""
     return next((row for row in FRONTENDS if _starts(row, data)), None)
 
 
 def _of_archive(file: IO[bytes], name: str) -> Frontend | None:
-    """Return the row of a zip archive by its members. Raises ImportModelError as `frontend_of`."""
+    """Return the frontend of a zip archive by its members; raise ImportModelError for rejected
+    kinds.
+    """
     from zipfile import BadZipFile, ZipFile  # noqa: PLC0415 - for archives alone
 
     try:
@@ -655,7 +657,7 @@ _ZIP = b"PK\x03\x04"
 
 
 def taken() -> str:
-    """Return what `compile` accepts, as text."""
+    """Return the models that `compile` accepts, as text."""
     return ", ".join(["a path", "bytes", *(row.takes for row in FRONTENDS)]) + (
         ", a relay.Function or an ekiden.IRModule"
     )

@@ -1,4 +1,4 @@
-"""What integers stand for: the types of quantised tensors.
+"""Affine types: scale and zero point of quantized tensors.
 
 A tensor of a `TensorAffineType` means scale * (integers - zero_point).
 """
@@ -10,15 +10,16 @@ from ekiden.ir.node import Node, freeze, node
 
 
 class AffineType(Node):
-    """Base of affine types (TVM's names)."""
+    """Base class of the affine (quantization) types (TVM's names)."""
 
     __slots__ = ()
 
 
 @node("TensorAffineType")
 class TensorAffineType(AffineType):
-    """Of a tensor: its scale (float32) and zero point (int32), scalars or vectors along `axis`, and
-    the dtype of its integers."""
+    """Affine type of a tensor: scale (float32) and zero point (int32), per tensor or per `axis`,
+    and the integer dtype.
+    """
 
     scale: RelayExpr
     zero_point: RelayExpr
@@ -28,7 +29,7 @@ class TensorAffineType(AffineType):
 
 @node("TupleAffineType")
 class TupleAffineType(AffineType):
-    """Of a tuple: those of its fields."""
+    """Affine type of a tuple: one TensorAffineType per field."""
 
     types: tuple[TensorAffineType, ...]
 

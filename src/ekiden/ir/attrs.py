@@ -26,6 +26,8 @@ class Attrs(Node):
 
     def __post_init__(self) -> None:
         """Replace TVM's spellings of dtypes by those of `ekiden.ir.dtype`."""
+        # "bool" and "uint1" would otherwise be unequal attributes, and miss each other in every
+        # cache.
         for name in _dtype_fields(self.type_key):
             dtype = getattr(self, name)
             if isinstance(dtype, str) and (spelling := spelled(dtype)) != dtype:
@@ -48,22 +50,24 @@ class Attrs(Node):
         return len(self.keys())
 
     def __bool__(self) -> bool:
+        # Attributes without fields would be false by their length.
         return True
 
     @classmethod
     def in_full(cls, fields: dict[str, object]) -> dict[str, object]:
-        """Fields as a text may shorten them, as they are kept."""
+        """Expand the abbreviated fields of a text to the form in which they are stored."""
         return fields
 
     def check(self) -> None:
-        """Look at the values alone, whatever the arguments are. Raises ValueError for what none
-        goes with."""
+        """Validate the attribute values, independent of the arguments. Raises ValueError for what
+        none goes with.
+        """
 
 
 @node("relay.attrs.NamedDimsAttrs")
 class NamedDimsAttrs(Attrs):
-    """The attributes of a program's own operator, and names for the dimensions of its result that
-    its type relation leaves open: what the program has written sees `own` alone.
+    """Wrapper of a user-defined operator's attributes that names the unknown dimensions of its
+    result; user code sees `own` only.
     """
 
     own: Attrs | None = None
@@ -71,12 +75,12 @@ class NamedDimsAttrs(Attrs):
 
 
 def own_attrs(attrs: Attrs | None) -> Attrs | None:
-    """Return the attributes as a program has given them."""
+    """Return the attributes as user code gave them, without the NamedDimsAttrs wrapper."""
     return attrs.own if isinstance(attrs, NamedDimsAttrs) else attrs
 
 
 def with_symbols(attrs: Attrs | None, symbols: tuple[PrimExpr, ...]) -> Attrs:
-    """Attributes with names for the dimensions of a result that are open."""
+    """Attach symbols for the unknown result dimensions to the attributes."""
     # Operators with shapes that depend on data have the field themselves; others are wrapped.
     if attrs is not None and "symbols" in attrs.keys():  # noqa: SIM118 - it is no dictionary
         return attrs.with_fields(symbols=symbols)
@@ -91,14 +95,17 @@ def _dtype_fields(type_key: str) -> tuple[str, ...]:
 
 @cache
 def field_classes(type_key: str) -> dict[str, frozenset[object]]:
-    """Return the classes that each field of an attribute class may hold, alone or in tuples."""
+    """Return for each field of an attribute class the set of classes its annotation allows, tuples
+    flattened.
+    """
+    # Resolved once for each class: annotations are texts, and evaluating them is slow.
     hints = typing.get_type_hints(NODE_TYPES[type_key])
     return {name: frozenset(_leaves(hint)) for name, hint in hints.items()}
 
 
 @cache
 def expression_fields(type_key: str) -> frozenset[str]:
-    """Return the fields whose numbers are always PrimExpr, never Python ints."""
+    """Return the fields annotated with PrimExpr but not int, whose numbers must become PrimExpr."""
     classes = field_classes(type_key).items()
     return frozenset(
         name for name, allowed in classes if PrimExpr in allowed and int not in allowed
@@ -107,7 +114,7 @@ def expression_fields(type_key: str) -> frozenset[str]:
 
 @cache
 def sequence_fields(type_key: str) -> frozenset[str]:
-    """Return the fields that are tuples of numbers and never a number alone."""
+    """Return the fields that are always tuples of numbers, never a scalar."""
     hints = typing.get_type_hints(NODE_TYPES[type_key]).items()
     return frozenset(name for name, hint in hints if _is_sequence(hint))
 
@@ -121,7 +128,7 @@ def _is_sequence(hint: object) -> bool:
 
 
 def _leaves(hint: object) -> typing.Iterator[object]:
-    """Yield the classes that an annotation is made of."""
+    """Yield the leaf classes of a type annotation, depth first."""
     inside = typing.get_args(hint)
     if not inside:
         yield hint

@@ -1,4 +1,4 @@
-"""Structural equality that says where two things differ: by the path of fields that leads there."""
+"""Structural comparison that reports the path of the first mismatch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ _LONGEST = 60
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """The first difference of two things: the steps that lead to it, and what stands there."""
+    """First structural difference of two values: its path in each, and the differing values as
+    text.
+    """
 
     lhs_path: ObjectPath
     rhs_path: ObjectPath
@@ -36,7 +38,7 @@ class Mismatch:
 
     @property
     def path(self) -> str:
-        """Return the fields that lead to the difference, as text: `main.body.args[0]`."""
+        """Return the path of fields to the difference as text: `main.body.args[0]`."""
         at = self.lhs_path
         while isinstance(at, (MissingArrayElementPath, MissingMapEntryPath)) and at.parent:
             at = at.parent
@@ -48,8 +50,8 @@ class Mismatch:
 
 
 def assert_structural_equal(lhs: object, rhs: object, map_free_vars: bool = False) -> None:
-    """Raise ValueError unless both mean the same, with the path to the first difference and the
-    first lines in which their texts differ.
+    """Raise ValueError, with the path of the first mismatch and a diff of the texts, unless both
+    are structurally equal.
     """
     if structural_equal(lhs, rhs, map_free_vars):
         return
@@ -61,7 +63,7 @@ def assert_structural_equal(lhs: object, rhs: object, map_free_vars: bool = Fals
 def get_first_structural_mismatch(
     lhs: object, rhs: object, map_free_vars: bool = False
 ) -> tuple[ObjectPath, ObjectPath] | None:
-    """Return the paths to what differs first in each, None for two that mean the same.
+    """Return the paths of the first mismatch in each value, or None if they are structurally equal.
     TVM's name.
     """
     mismatch = first_mismatch(lhs, rhs, map_free_vars)
@@ -69,20 +71,21 @@ def get_first_structural_mismatch(
 
 
 def first_mismatch(lhs: object, rhs: object, map_free_vars: bool = False) -> Mismatch | None:
-    """Return where two nodes, modules, arrays or containers differ first, None where they mean the
-    same.
+    """Return the first StructuralMismatch of two nodes, modules, arrays or containers, or None.
 
     The path is one of fields, numbers and names: `main.body.args[0].data[2, 1]`.
     """
     if structural_equal(lhs, rhs, map_free_vars):
         return None
+    # Named sizes of a whole function are bound by its parameters' shapes, and so are compared up to
+    # renaming.
     sizes = map_free_vars or isinstance(lhs, (IRModule, BaseFunc))
     functions = frozenset(lhs.functions.values() if isinstance(lhs, IRModule) else ())
     return _Walk(map_free_vars, sizes, functions).run(open_module(lhs), open_module(rhs))
 
 
 def _text(step: ObjectPath) -> str:
-    """Return a step as a program would write it; a name is a field of a mapping."""
+    """Format one step of a path as source code would write it: `.field`, `[index]`."""
     if isinstance(step, RootPath):
         return ""
     return f".{step.key}" if isinstance(step, MapValuePath) else step.form.format(step.key)
@@ -94,8 +97,9 @@ _Pair = tuple[ObjectPath, object, object]
 
 @dataclass(slots=True, eq=False)
 class _Scope:
-    """What of two programs was met in a scope: a function of a module, a loop program inside of
-    another, or what is around those."""
+    """Variable scope of the comparison: a module's function, a nested PrimFunc, or the outermost
+    level.
+    """
 
     around: _Scope | None = None
     same: dict[Node, Node] = field(default_factory=dict)
@@ -104,11 +108,11 @@ class _Scope:
     bound: set[Node] = field(default_factory=set)
 
     def binds(self, var: Node) -> bool:
-        """Return whether a variable is bound here or around here."""
+        """Return whether the variable is bound in this scope or an enclosing one."""
         return var in self.bound or (self.around is not None and self.around.binds(var))
 
     def of_free(self, var: Node) -> _Scope:
-        """Return the scope that a variable is of: the outermost one where none binds it."""
+        """Return the scope that binds a variable, or the outermost one for a free variable."""
         if self.around is None or var in self.bound:
             return self
         return self.around.of_free(var)
@@ -116,7 +120,7 @@ class _Scope:
 
 @dataclass(slots=True)
 class _Walk:
-    """Walks two programs side by side, in the order of their fields."""
+    """Lockstep traversal of two programs in field order."""
 
     maps_free: bool
     maps_sizes: bool
@@ -126,7 +130,7 @@ class _Walk:
     """That of the node that is compared."""
 
     def run(self, lhs: object, rhs: object) -> Mismatch | None:
-        """Return the first difference."""
+        """Compare depth first with an explicit stack and return the first mismatch, or None."""
         stack: list[tuple[_Pair, _Scope]] = [((ObjectPath.root(), lhs, rhs), self.scope)]
         while stack:
             pair, self.scope = stack.pop()
@@ -139,7 +143,9 @@ class _Walk:
         return None
 
     def _compare(self, path: ObjectPath, a: object, b: object) -> Mismatch | Iterator[_Pair]:
-        """Return the mismatch if these two differ themselves, or the pairs to compare inside."""
+        """Return the mismatch of these two values themselves, or the pairs of children to compare
+        next.
+        """
         if isinstance(a, Node) and isinstance(b, Node):
             return self._nodes(path, a, b)
         if isinstance(a, _Absent):
@@ -178,7 +184,9 @@ class _Walk:
         return iter(inside)
 
     def _is_copied(self, node: Node) -> bool:
-        """Return whether sharing a node is no part of its meaning."""
+        """Return whether sharing is irrelevant for the node: it is neither a graph node nor a
+        variable.
+        """
         plan = plan_of(node)
         return not plan.is_graph and not plan.is_variable
 
@@ -188,14 +196,14 @@ def _has_structure(value: object) -> bool:
 
 
 class _Absent:
-    """What stands at the end of the shorter of two sequences."""
+    """Placeholder for the element missing at the end of the shorter sequence."""
 
     def __init__(self, counts: tuple[int, int]) -> None:
         self.counts = counts
 
 
 def _sequences(path: ObjectPath, a: Sequence[object], b: Sequence[object]) -> Iterator[_Pair]:
-    """Item by item; the shorter one lacks an item behind those."""
+    """Pair the elements of two sequences; of unequal lengths, append a missing-element pair."""
     pairs: list[_Pair] = [
         (path.array_index(at), x, y) for at, (x, y) in enumerate(zip(a, b, strict=False))
     ]
@@ -227,7 +235,7 @@ def _mappings(
 
 
 def _arrays(path: ObjectPath, a: np.ndarray, b: np.ndarray) -> Mismatch | Iterator[_Pair]:
-    """Return the first element in which two arrays differ, bit by bit: a NaN equals itself."""
+    """Return the first element that differs bitwise, so that a NaN equals itself."""
     kinds = [f"{array.dtype} of shape {array.shape}" for array in (a, b)]
     if kinds[0] != kinds[1]:
         return _mismatch(path, *kinds)
@@ -238,6 +246,7 @@ def _arrays(path: ObjectPath, a: np.ndarray, b: np.ndarray) -> Mismatch | Iterat
     wrong = np.flatnonzero((rows[0] != rows[1]).any(axis=1))
     if not len(wrong):
         return iter(())
+    # Row-major index of the first differing element, to be shown in the coordinates of the array.
     at = np.unravel_index(int(wrong[0]), a.shape)
     index = ", ".join(map(str, at))
     count_note = f" ({len(wrong)} of {a.size} elements differ)" if a.size > 1 else ""
@@ -249,7 +258,7 @@ def _mismatch(path: ObjectPath, lhs: str, rhs: str) -> Mismatch:
 
 
 def _shown(value: object) -> str:
-    """Return a value on one short line."""
+    """Describe a value on one line of at most `_MAX_REPR_CHARS` characters."""
     if isinstance(value, Node):
         name = getattr(value, "name_hint", None) or getattr(value, "name", None)
         return f"a {type(value).__name__}" + (f" '{name}'" if isinstance(name, str) else "")

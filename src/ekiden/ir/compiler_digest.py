@@ -1,4 +1,4 @@
-"""What the compiler is, as one digest: a part of the key of everything that is cached on disk."""
+"""Digest of the compiler itself, a component of every key of the on-disk cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STATE = 40
 
 @functools.cache
 def compiler_digest() -> str:
-    """Return a digest of all of Ekiden, source and runtime, and of the versions beneath.
+    """Return the digest of Ekiden's sources and runtime and of the versions of its dependencies.
 
     It takes 15 ms; 5 where the files are as they were, of which only the times are read then.
     """
@@ -39,7 +39,7 @@ def compiler_digest() -> str:
 
 
 def digest_of(roots: Iterable[str], imported_ns: int | None = None) -> str:
-    """Return the digest of a package that stands in some folders.
+    """Return the digest of a package installed in the given folders.
 
     Where a file changed after `imported_ns`, in nanoseconds since 1970, no other process has the
     same digest: modules are imported when they are first used, and what runs is neither what the
@@ -49,6 +49,8 @@ def digest_of(roots: Iterable[str], imported_ns: int | None = None) -> str:
     changed = max((latest for _, latest in states_by_root.values()), default=0)
     beneath = " ".join([sys.version, *map(version_of, _PACKAGES)])
     if imported_ns is not None and imported_ns < changed <= time.time_ns():
+        # The modules in memory may be older than the files now on disk: a key that no other process
+        # shares.
         beneath += f" changed under {os.getpid()} {imported_ns}"
     states = [(root, sha256(listed).hexdigest()) for root, (listed, _) in states_by_root.items()]
     return known(
@@ -71,13 +73,15 @@ def _digest(beneath: str, files: dict[str, list[str]]) -> str:
 
 
 def sources(root: str) -> list[str]:
-    """Return the files of a package that decide what it does, by their paths below its folder."""
+    """Return the package's source files that affect compilation, as paths relative to its
+    folder.
+    """
     return _names(states_below(root, _SOURCES)[0])
 
 
 def _names(listed: bytes) -> list[str]:
-    """Return the files in what `states_below` gives, sorted: the same wherever the package
-    stands.
+    """Parse the file names from the records of `states_below`, sorted so that the location of the
+    package does not matter.
     """
     names, offset = [], 0
     while offset < len(listed):

@@ -1,4 +1,4 @@
-"""Data types are strings in NumPy's spelling: "float32", "int64", "bool", "bfloat16".
+"""Data types as strings in NumPy's spelling: "float32", "int64", "bool", "bfloat16".
 
 Vectors add lanes: "float32x16". Of scalable ones the processor decides how many there are, a
 multiple of its `vscale`: "float32xvscalex4".
@@ -59,7 +59,7 @@ SMALL_FLOATS = frozenset(d for d in SCALAR_BITS if d.startswith(("float8", "floa
 
 @cache
 def lanes(dtype: str) -> int:
-    """Number of vector lanes: 1 for a scalar type.
+    """Return the number of vector lanes: 1 for a scalar type.
 
     Raises CompileError for a scalable vector, which has as many as the processor that runs it says.
     """
@@ -71,24 +71,23 @@ def lanes(dtype: str) -> int:
 
 @cache
 def vector(dtype: str) -> str:
-    """Return the lanes of a type as text.
+    """Return the lanes suffix of a dtype: "" for a scalar, "4" of "float32x4".
 
     "4" of float32x4, "vscalex4" of float32xvscalex4, "" of scalars.
     """
     count = dtype.partition("x")[2]
+    # "float32x1" and "float32" are one type.
     return "" if count == "1" else count
 
 
 def scalable(factor: int) -> str:
-    """Return the lanes of a vector of `factor` times vscale elements, for `with_lanes`."""
+    """Return the lanes suffix of a scalable vector with `factor` * vscale elements."""
     return f"{VSCALE}{factor}"
 
 
 @cache
 def spelled(dtype: str) -> str:
-    """Return a type in the spelling used here: TVM's "uint1" is "bool", its "float" is
-    "float32".
-    """
+    """Canonicalize a dtype name: TVM's "uint1" becomes "bool", "float" becomes "float32"."""
     kind = element(dtype)
     own = OTHER_NAMES.get(kind)
     return dtype if own is None else f"{own}{dtype.removeprefix(kind)}"
@@ -96,20 +95,19 @@ def spelled(dtype: str) -> str:
 
 @cache
 def element(dtype: str) -> str:
-    """Return the scalar type of a vector type; the type itself for a scalar."""
+    """Return the element dtype of a vector dtype, or the scalar dtype itself."""
     return dtype.partition("x")[0]
 
 
 @cache
 def with_lanes(dtype: str, count: int | str) -> str:
-    """Return `dtype` with `count` lanes, a number or what `vector` returns (its scalar type when
-    1).
-    """
+    """Return the element dtype of `dtype` with `count` lanes, a number or a lanes suffix."""
+    # One lane is a scalar: a vector of one would be another type to every comparison.
     return element(dtype) if count in (1, "") else f"{element(dtype)}x{count}"
 
 
 def gathered(dtype: str, indices: Iterable[str]) -> str:
-    """Return the type of what is read of elements of a type by indices of these types.
+    """Return the dtype of a load through indices of the given dtypes.
 
     By a vector of indices it is a vector.
     """
@@ -122,26 +120,29 @@ def gathered(dtype: str, indices: Iterable[str]) -> str:
 
 @cache
 def itemsize(dtype: str) -> int:
-    """Bytes of one element in memory, all lanes included; 1 for elements that share one."""
+    """Return the bytes of one element in memory, all lanes included; 1 for sub-byte elements."""
+    # Sub-byte elements are counted as if each had a byte where they are not packed.
     return max(1, SCALAR_BITS[element(dtype)] // 8) * lanes(dtype)
 
 
 @cache
 def is_packed(dtype: str) -> bool:
-    """Return whether several elements share a byte, low bits first."""
+    """Return whether several sub-byte elements share a byte, low bits first."""
     return SCALAR_BITS[element(dtype)] < 8
 
 
 @cache
 def is_small(dtype: str) -> bool:
-    """Return whether kernels hold elements as bytes, for want of arithmetic on them."""
+    """Return whether kernels store elements as bytes because the dtype has no arithmetic (float8,
+    float4, int4, int2).
+    """
     return dtype in SMALL_FLOATS or is_packed(dtype)
 
 
 @cache
 def carrier(dtype: str) -> str:
-    """Return the type that holds a value in registers: bytes for small types, else the
-    type itself.
+    """Return the dtype that holds a value in registers: int8 or uint8 for byte-stored types, else
+    the dtype itself.
     """
     if not is_small(dtype):
         return dtype
@@ -150,7 +151,7 @@ def carrier(dtype: str) -> str:
 
 @cache
 def is_float(dtype: str) -> bool:
-    """Return whether elements are floating point that is computed with (not SMALL_FLOATS)."""
+    """Return whether elements are floats with arithmetic (not SMALL_FLOATS)."""
     return element(dtype) in ("float16", "bfloat16", "float32", "float64")
 
 
@@ -173,22 +174,23 @@ def is_unsigned(dtype: str) -> bool:
 
 
 def wider_int(a: str, b: str) -> str | None:
-    """Return the wider of two integer dtypes of as many lanes, the first where they are equally
-    wide; None for others.
-    """
+    """Return the wider of two integer dtypes with equal lanes (the first on a tie), or None."""
     if not is_int(a) or not is_int(b) or vector(a) != vector(b):
         return None
+    # Of int32 and uint32 the first: TVM does not promote by sign.
     return a if itemsize(a) >= itemsize(b) else b
 
 
 def common(a: str, b: str) -> str | None:
-    """Return the dtype in which TVM brings two operands together; None for others.
+    """Return the dtype to which TVM promotes two operands, or None if there is none.
 
     Integers get the wider dtype, an integer beside a float that of the float. Both must have as
     many lanes.
     """
     if vector(a) != vector(b):
         return None
+    # TVM's rule: an integer operand takes the float's dtype whatever its width; two floats of
+    # unequal widths are an error.
     for float_dtype, int_dtype in ((a, b), (b, a)):
         if is_float(float_dtype) and is_int(int_dtype):
             return float_dtype
@@ -197,14 +199,15 @@ def common(a: str, b: str) -> str | None:
 
 @cache
 def to_numpy(dtype: str) -> np.dtype[np.generic]:
-    """Return the NumPy dtype of a scalar type; ml_dtypes' own for bfloat16 and small types."""
+    """Return the NumPy dtype of a scalar type, from ml_dtypes for bfloat16 and small types."""
     is_extended = dtype == "bfloat16" or is_small(dtype)
     return np.dtype(getattr(ml_dtypes, dtype) if is_extended else dtype)
 
 
 @cache
 def int_range(dtype: str) -> tuple[int, int] | None:
-    """Return the least and the largest number of an integer dtype; None for others."""
+    """Return the (minimum, maximum) of an integer dtype, or None for others."""
+    # "uint8" has "u" before "int", "int8" nothing; "bool" and floats have no "int".
     sign, _, bits = dtype.partition("int")
     if not bits.isdecimal() or sign not in ("", "u"):
         return None
@@ -214,7 +217,9 @@ def int_range(dtype: str) -> tuple[int, int] | None:
 
 # Of signed integers too: the language has no overflow that is undefined.
 def as_held(value: float, dtype: str) -> int | float:
-    """Return a number as a dtype holds it: floats rounded, integers begin anew past their ends."""
+    """Return a number as the dtype represents it: floats rounded, integers wrapped modulo
+    2**bits.
+    """
     if is_float(dtype):
         with np.errstate(all="ignore"):
             return float(to_numpy(dtype).type(value))

@@ -1,4 +1,4 @@
-"""Write what a compilation makes into a folder, stage by stage: `EKIDEN_DUMP`, and `DumpIR`.
+"""IR dumps: write the module after each pass into a folder (`EKIDEN_DUMP` and `DumpIR`).
 
     folder/index.txt                what each file is, and how long its pass took
     folder/000-input.relay          the module before the first pass
@@ -45,20 +45,22 @@ MAX_FILE_NAME = 100
 
 @dataclass(slots=True)
 class _Run:
-    """A pass or phase that has begun: when, and how many seconds this dump had taken by then."""
+    """Run of a pass or phase that has started: its start time and the dump time accumulated until
+    then.
+    """
 
     name: str
     started: float
     dump_seconds: float
 
     def seconds(self, ended: float, dump_seconds: float) -> float:
-        """Return how long it took, without the time of the dump meanwhile."""
+        """Return the run's duration in seconds without the time spent dumping."""
         return ended - self.started - (dump_seconds - self.dump_seconds)
 
 
 @dataclass(slots=True)
 class _Stage:
-    """One sequence of passes and the folder of its files: the model's, or one kernel's."""
+    """Sequence of passes with the folder of its dump files: the model's, or one kernel's."""
 
     folder: Path
     is_selected: bool
@@ -74,7 +76,8 @@ class _Stage:
 
 
 class DumpIR(PassInstrument):
-    """Writes the module after each pass, and what stages make that is no module, into a folder.
+    """Pass instrument that writes the module after each pass, and other compilation products, into
+    a folder.
 
     A pass that changes nothing is a line of `index.txt` without a file; passes that another pass
     runs belong to that one. Kernels that a cache has are compiled again, in their processes.
@@ -117,7 +120,7 @@ class DumpIR(PassInstrument):
     # Passes.
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Write the module, unless it is the one that was written last."""
+        """Write the module before an outermost pass unless it equals the one written last."""
         if info.is_sequence:
             return
         with self._own_time():
@@ -130,12 +133,13 @@ class DumpIR(PassInstrument):
         stage.running.append(self._begun(info.name))
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Write what a pass has made."""
+        """Write the module that the pass returned, and its time into the index."""
         ended = time.perf_counter()
         if info.is_sequence:
             return
         with self._own_time():
             stage = self._stage_of(module)
+            # Passes inside of this one that an exception left open are dropped with it.
             run = _ended_run(stage.running, info.name)
             if run is None or stage.running:
                 return
@@ -147,7 +151,7 @@ class DumpIR(PassInstrument):
             stage.count += 1
 
     def run_failed(self, module: IRModule, info: PassInfo, error: BaseException) -> None:
-        """Write the module that a pass could not take."""
+        """Write the input module of a pass that raised an error."""
         if info.is_sequence:
             return
         with self._own_time():
@@ -161,8 +165,9 @@ class DumpIR(PassInstrument):
             self._note(stage, "-", None, f"{what}: {type(error).__name__}: {_first_line(error)}")
 
     def _stage_of(self, module: IRModule) -> _Stage:
-        """Return the stage that a pass belongs to: a kernel's where one is being compiled, or where
-        the module holds loop programs alone."""
+        """Return the stage of a pass: the kernel's while one is compiled or if the module holds
+        PrimFuncs only, else the model's.
+        """
         if self._kernels:
             return self._kernel_stage(self._kernels[-1].name)
         if _is_loops(module):
@@ -187,7 +192,7 @@ class DumpIR(PassInstrument):
     # What stages make beside modules.
 
     def see_product(self, file_name: str, meaning: str, render: Callable[[], str]) -> None:
-        """Write a text that a stage has made: a schedule, machine code, bytecode."""
+        """Write a textual product of a stage: a schedule, assembly, bytecode."""
         if not self._takes_pass(file_name.partition(".")[0]):
             return
         with self._own_time():
@@ -201,7 +206,7 @@ class DumpIR(PassInstrument):
                 self._note(stage, self._write(stage, stem, suffix, render()), None, meaning)
 
     def enter_phase(self, name: str) -> None:
-        """Note when a kernel, or a part of a compilation, begins."""
+        """Record the start of a phase or of a kernel's compilation."""
         is_kernel = name.startswith(KERNEL_PHASE)
         phases = self._kernels if is_kernel else self._phases
         phases.append(self._begun(name.removeprefix(KERNEL_PHASE)))
@@ -210,7 +215,7 @@ class DumpIR(PassInstrument):
         return _Run(name, time.perf_counter(), self._dump_seconds)
 
     def exit_phase(self, name: str) -> None:
-        """Add what ended to the index: a kernel, or another part of a compilation."""
+        """Append the finished kernel or phase with its time to the index."""
         ended = time.perf_counter()
         if not name.startswith(KERNEL_PHASE):
             run = _ended_run(self._phases, name)
@@ -224,13 +229,14 @@ class DumpIR(PassInstrument):
         if run is None or not self._takes_function(kernel):
             return
         seconds = run.seconds(ended, self._dump_seconds)
+        # A worker has no index of the compilation: it reports the kernel to the program.
         if self._seen is not None:
             self._seen.append((kernel, seconds))
         else:
             self._note_kernel(kernel, seconds)
 
     def _stage_of_phase(self) -> _Stage | None:
-        """Return the stage whose index has a phase; None where a filter leaves out phases."""
+        """Return the stage whose index lists the phase, or None if a filter excludes phases."""
         if self._pass_name != "*":
             return None
         if not self._kernels:
@@ -239,7 +245,7 @@ class DumpIR(PassInstrument):
         return stage if stage.is_selected else None
 
     def _note_kernel(self, kernel: str, seconds: float | None) -> None:
-        """Add a line about a kernel to the index of the compilation, where it has a folder."""
+        """Append a kernel to the compilation's index if the kernel has a dump folder."""
         with self._own_time():
             stage = self._kernel_stage(kernel)
             if stage.folder.is_dir():
@@ -249,7 +255,7 @@ class DumpIR(PassInstrument):
     # Processes that compile kernels.
 
     def for_worker(self) -> DumpIR:
-        """Return the instrument of a process that compiles kernels, which writes their folders."""
+        """Return the instrument for a worker process, which writes the kernels' folders."""
         # A list instead of None marks the copy as that of a worker, which reports its kernels to
         # the program.
         copy = type(self)(self.folder, self._show_meta_data, self._function, self._pass_name)
@@ -257,12 +263,12 @@ class DumpIR(PassInstrument):
         return copy
 
     def take_seen(self) -> object:
-        """Return the kernels that were compiled since the last call, with their seconds."""
+        """Return the kernels compiled since the last call, with their seconds, and forget them."""
         kernels, self._seen = self._seen, []
         return kernels
 
     def add_seen(self, seen: object) -> None:
-        """Add the kernels of another process to the index."""
+        """Append the kernels reported by a worker process to the index."""
         assert isinstance(seen, list), "what take_seen gives"
         for kernel, seconds in seen:
             self._note_kernel(kernel, seconds)
@@ -278,10 +284,14 @@ class DumpIR(PassInstrument):
     def _write_module(
         self, stage: _Stage, module: IRModule, name: str, seconds: float | None, what: str
     ) -> bool:
-        """Write the text of a module where it is another than the last; return whether it was."""
+        """Write the module's text if it differs from the last one; return whether it was
+        written.
+        """
+        # Printing is the expensive part; passes that change nothing return the same object.
         if module is stage.module:
             return False
         text, suffix = self._text_of(module, stage.is_selected)
+        # The object is kept to recognize it; its text, to see that a new object prints the same.
         stage.module = module
         if text == stage.text:
             return False
@@ -291,7 +301,7 @@ class DumpIR(PassInstrument):
         return bool(text)
 
     def _text_of(self, module: IRModule, is_selected: bool) -> tuple[str, str]:
-        """Return the text of the functions that are selected, and the suffix of its file."""
+        """Return the text of the selected functions and the file suffix ("relay" or "tir")."""
         functions = {
             name: function
             for name, function in module.functions.items()
@@ -306,8 +316,9 @@ class DumpIR(PassInstrument):
         return module.astext(self._show_meta_data), "relay"
 
     def _write(self, stage: _Stage, stem: str, suffix: str, text: str) -> str:
-        """Write a file under a name that no other has; return the name. Raises InputError where
-        that cannot be."""
+        """Create a file with an unused name, write the text, and return the name. Raises InputError
+        where that cannot be.
+        """
         stem, name, number = _file_name(stem), f"{_file_name(stem)}.{suffix}", 1
         with self._refusing(stage.folder):
             stage.folder.mkdir(parents=True, exist_ok=True)
@@ -323,7 +334,7 @@ class DumpIR(PassInstrument):
                     name = f"{stem}-{number}.{suffix}"
 
     def _note(self, stage: _Stage, name: str, seconds: float | None, what: str) -> None:
-        """Add a line to the index of a stage. Raises InputError where that cannot be."""
+        """Append a line to the stage's index. Raises InputError where that cannot be."""
         duration = "" if seconds is None else f"{1e3 * seconds:.1f}"
         with self._refusing(stage.folder):
             stage.folder.mkdir(parents=True, exist_ok=True)
@@ -334,7 +345,7 @@ class DumpIR(PassInstrument):
 
     @contextmanager
     def _refusing(self, folder: Path) -> Iterator[None]:
-        """Name what asked for the folder where the system refuses a file in it."""
+        """Convert an OSError into an InputError that names the option that chose the folder."""
         try:
             yield
         except OSError as error:
@@ -343,7 +354,7 @@ class DumpIR(PassInstrument):
 
     @contextmanager
     def _own_time(self) -> Iterator[None]:
-        """Count the time of this dump, which is none of the pass around it."""
+        """Accumulate the time spent dumping, which is subtracted from the enclosing pass."""
         started = time.perf_counter()
         try:
             yield
@@ -352,14 +363,13 @@ class DumpIR(PassInstrument):
 
 
 class CompilationDump(DumpIR):
-    """The dump that the environment asks for, of one compilation: also in a process that compiles
-    kernels for it."""
+    """Dump of one compilation requested by `EKIDEN_DUMP`, also in its worker processes."""
 
     _source = "the variable EKIDEN_DUMP"
     dumps_compilation = True
 
     def note_beginning(self, what: str, dump: Dump) -> None:
-        """Begin the index with what is dumped, and by which filters."""
+        """Write the first index line: what is compiled, the version, and the filters."""
         filters = [f"{key}={value}" for key, value in dump.filters().items() if value != "*"]
         filter_note = f" ({', '.join(filters)})" if filters else ""
         version = f"ekiden {version_of('ekiden')}"
@@ -369,7 +379,7 @@ class CompilationDump(DumpIR):
         )  # fmt: skip
 
     def note_failure(self, error: BaseException) -> None:
-        """End the index with the error of the compilation; it does not matter whether it can be."""
+        """Append the compilation's error to the index; an unwritable index is ignored."""
         stage = self._stage("", self.folder, is_selected=False)
         with suppress(InputError):
             self._note(stage, "-", None, f"failed: {type(error).__name__}: {_first_line(error)}")
@@ -377,7 +387,7 @@ class CompilationDump(DumpIR):
 
 @contextmanager
 def dump_compilation(what: str, dump: Dump) -> Iterator[None]:
-    """Dump what is compiled meanwhile to a new folder, whose name ends with `what`.
+    """Dump the enclosed compilation into a new numbered folder whose name ends with `what`.
 
     A compilation inside of another one has a folder of its own, and none in that of the other.
     Raises InputError, naming the variable, where the folder cannot be made or written.
@@ -395,17 +405,20 @@ def dump_compilation(what: str, dump: Dump) -> Iterator[None]:
     with with_instruments((*kept_instruments, instrument)):
         try:
             yield
+        # KeyboardInterrupt too: an interrupted dump must not look complete.
         except BaseException as error:
             instrument.note_failure(error)
             raise
 
 
 def _new_folder(parent: str, what: str) -> Path:
-    """Return a new folder `parent/NNN-what`, numbered behind those that are there: another process
-    may make one at the same time. Raises InputError."""
+    """Create the folder `parent/NNN-what` with the next free number, safe against concurrent
+    processes. Raises InputError.
+    """
     try:
         os.makedirs(parent, exist_ok=True)
         numbers = (re.match(r"(\d+)-", name) for name in os.listdir(parent))
+        # Behind the highest number, not in a gap: folders sort in the order of compilations.
         number = max((int(match[1]) for match in numbers if match), default=0)
         while True:
             number += 1
@@ -420,7 +433,7 @@ def _new_folder(parent: str, what: str) -> Path:
 
 
 def _is_loops(module: IRModule) -> bool:
-    """Return whether a module holds loop programs and nothing else."""
+    """Return whether the module holds PrimFuncs and nothing else."""
     functions = module.functions.values()
     return bool(functions) and all(f.type_key == LOOP_PROGRAM for f in functions)
 
@@ -430,7 +443,7 @@ def _numbered(stage: _Stage, info: PassInfo) -> str:
 
 
 def _ended_run(running: list[_Run], name: str) -> _Run | None:
-    """Return the innermost run of a pass or phase, which is over as are those inside of it."""
+    """Pop and return the innermost run of that name, and drop the runs nested in it."""
     while running:
         run = running.pop()
         if run.name == name:
@@ -439,11 +452,11 @@ def _ended_run(running: list[_Run], name: str) -> _Run | None:
 
 
 def _file_name(text: str) -> str:
-    """Return a name that every file system takes; one that had to be changed tells its text by a
-    digest."""
+    """Return a portable file name; a changed name gets a digest suffix so that it stays unique."""
     plain = re.sub(r"[^\w.+-]", "_", text, flags=re.ASCII)
     if plain == text and len(text) <= MAX_FILE_NAME and text.strip("."):
         return text
+    # Two names that become one after replacement must not share a file.
     digest = blake2b(text.encode(), digest_size=4).hexdigest()
     return f"{plain[:MAX_FILE_NAME].strip('.')}-{digest}"
 

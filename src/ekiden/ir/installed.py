@@ -1,5 +1,6 @@
-"""The versions of installed packages, by the names of their folders of metadata, since importing
-`importlib.metadata` takes longer than loading most models."""
+"""Versions of installed packages read from `.dist-info` folder names, since importing
+`importlib.metadata` takes longer than loading most models.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _SUFFIX = ".dist-info"
 
 
 def version_of(distribution: str) -> str:
-    """Return the version of a package, "" where it is not installed."""
+    """Return a package's version, or "" if it is not installed."""
     version = _found().get(_name(distribution))
     if version is not None:
         return version
@@ -34,7 +35,7 @@ def version_of(distribution: str) -> str:
 
 @functools.cache
 def _found() -> dict[str, str]:
-    """Name -> version, of all folders that modules are looked for in; the first has it."""
+    """Return {normalized name: version} over sys.path, the first folder taking precedence."""
     versions: dict[str, str] = {}
     for folder in sys.path:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The table of pure intrinsics that scalar expressions may call.
+"""Table of the pure intrinsics that scalar expressions may call.
 
 Name -> arity and NumPy meaning.
 """
@@ -21,7 +21,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IntrinsicDef:
-    """One row: how many arguments, and what it means."""
+    """Intrinsic definition: name, arity, NumPy reference, result dtype and effects."""
 
     name: str
     arity: int
@@ -45,7 +45,7 @@ class IntrinsicDef:
 
     @property
     def has_meaning(self) -> bool:
-        """Return whether its value follows from its arguments alone."""
+        """Return whether the value depends on the arguments alone, so that a reference exists."""
         return self.reference is not _not_here
 
 
@@ -67,14 +67,17 @@ ANY = -1
 
 
 def _dot4(total: object, a: object, b: object) -> object:
-    """Return per lane the sum of the products of the four bytes of two words and a number."""
+    """Return per int32 lane `total` plus the dot product of the four uint8 of `a` and the four int8
+    of `b`.
+    """
+    # The words are viewed as their four bytes, lowest first.
     a_bytes = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int32)
     b_bytes = np.asarray(b, np.int32)[..., None].view(np.int8).astype(np.int32)
     return np.asarray(total, np.int32) + (a_bytes * b_bytes).sum(-1, dtype=np.int32)
 
 
 def _signed_dot4(total: object, a: object, b: object) -> object:
-    """Return `_dot4` of bytes that have a sign in both words."""
+    """Return per int32 lane `total` plus the dot product of the four int8 of `a` and of `b`."""
     a_bytes, b_bytes = (
         np.asarray(x, np.int32)[..., None].view(np.int8).astype(np.int32) for x in (a, b)
     )
@@ -82,7 +85,7 @@ def _signed_dot4(total: object, a: object, b: object) -> object:
 
 
 def _unsigned_dot4(total: object, a: object, b: object) -> object:
-    """Return `_dot4` of bytes that have a sign in neither word."""
+    """Return per int32 lane `total` plus the dot product of the four uint8 of `a` and of `b`."""
     a_bytes, b_bytes = (
         np.asarray(x, np.int32)[..., None].view(np.uint8).astype(np.int32) for x in (a, b)
     )
@@ -90,7 +93,9 @@ def _unsigned_dot4(total: object, a: object, b: object) -> object:
 
 
 def _pair_sums(total: object, a: object, b: object) -> object:
-    """Return per half of words the sum of the products of its two bytes and a number."""
+    """Return per int16 lane `total` plus the dot product of two uint8 of `a` and two int8 of `b`
+    (pmaddubsw).
+    """
     a_bytes = np.asarray(a, np.int32)[..., None].view(np.uint8).astype(np.int16)
     b_bytes = np.asarray(b, np.int32)[..., None].view(np.int8).astype(np.int16)
     pairs = (a_bytes * b_bytes).reshape(*a_bytes.shape[:-1], 2, 2).sum(-1, dtype=np.int16)
@@ -99,7 +104,9 @@ def _pair_sums(total: object, a: object, b: object) -> object:
 
 
 def _madd(total: object, a: object, b: object) -> object:
-    """Return per lane the sum of the products of the two int16 of two words and a number."""
+    """Return per int32 lane `total` plus the dot product of the two int16 of `a` and of `b`
+    (pmaddwd).
+    """
     a_halves, b_halves = (
         np.asarray(x, np.int32)[..., None].view(np.int16).astype(np.int32) for x in (a, b)
     )
@@ -107,8 +114,11 @@ def _madd(total: object, a: object, b: object) -> object:
 
 
 def _dot2(total: object, a: object, b: object) -> object:
-    """Return per lane the sum of the products of the two bfloat16 of two words and a number."""
+    """Return per float32 lane `total` plus the dot product of the two bfloat16 of `a` and
+    of `b`.
+    """
     a_bits, b_bits = (np.asarray(x, np.float32)[..., None].view(np.uint32) for x in (a, b))
+    # A bfloat16 is the upper half of a float32: shifted up, or masked, each half is one.
     products = [
         (a_bits << shift & 0xFFFF0000).view(np.float32)
         * (b_bits << shift & 0xFFFF0000).view(np.float32)
@@ -118,12 +128,12 @@ def _dot2(total: object, a: object, b: object) -> object:
 
 
 def _shuffled(a: object, b: object, *order: object) -> object:
-    """Return elements of two vectors, numbered through."""
+    """Select elements of the concatenation of two vectors by index."""
     return np.concatenate([np.asarray(a), np.asarray(b)])[np.asarray(order, np.int64)]
 
 
 def _same_memory(a: object, b: object) -> object:
-    """Return whether the first elements of two arrays are in one place."""
+    """Return whether two arrays start at the same address."""
     first, second = np.asarray(a), np.asarray(b)
     return first.ctypes.data == second.ctypes.data
 
@@ -144,15 +154,18 @@ def _call_packed(name: str, *args: object) -> object:
 
 
 def _popcount(x: object) -> object:
-    """Return how many bits are set."""
+    """Return the number of set bits."""
+    # NumPy counts the bits of the absolute value of signed numbers.
     return np.bitwise_count(_unsigned(x)).astype(np.asarray(x).dtype)[()]
 
 
 def _clz(x: object) -> object:
-    """Return how many bits are 0 before the first that is 1."""
+    """Return the number of leading zero bits."""
     bits = _unsigned(x)
     for shift in (1, 2, 4, 8, 16, 32):
         if shift < 8 * bits.itemsize:
+            # Every bit below the highest set one becomes 1, so that counting ones gives the length
+            # of the number.
             bits = bits | bits >> np.asarray(shift, bits.dtype)
     return (8 * bits.itemsize - np.bitwise_count(bits)).astype(np.asarray(x).dtype)[()]
 
@@ -167,31 +180,34 @@ def _erf(x: object) -> object:
 
 
 def _q_multiply_shift(x: object, y: object, q: object, s: object) -> object:
-    """Return the product of two numbers, of which one has q binary places, shifted right by s.
+    """Return the fixed-point product x * y * 2**-(q + s), rounded to nearest.
 
     Halves are rounded up.
     """
     shifted = np.asarray(x, np.int64) << np.maximum(-np.asarray(s), 0)
     total = np.maximum(np.asarray(s), 0) + np.asarray(q)
+    # Half of what the shift drops is added first: to nearest, halves upward.
     return (shifted * np.asarray(y, np.int64) + (np.int64(1) << (total - 1))) >> total
 
 
 def _q_per_axis(
     x: object, y: object, left_shift: object, right_shift: object, q: object, *_: object
 ) -> object:
-    """Return the same with shifts to the left and to the right of their own."""
+    """Return the fixed-point product with separate left and right shifts per channel."""
     shifted = np.asarray(x, np.int64) << np.asarray(left_shift)
     return _q_multiply_shift(shifted, y, q, right_shift)
 
 
 def _power(base: object, exponent: object) -> object:
-    """Return the power; of integers by negative ones the quotient without its fraction.
+    """Return base**exponent; for negative integer exponents the truncated quotient 1 /
+    base**-exponent.
 
     That is 0, but for 1 and -1.
     """
     a, b = np.asarray(base), np.asarray(exponent)
     if b.dtype.kind != "i":
         return np.power(a, b)
+    # NumPy refuses negative integer exponents: -1 and 1 have their powers by parity.
     power = np.power(a, np.where(b < 0, b & 1, b).astype(b.dtype))
     return np.where((b < 0) & (a != 1) & (a != -1), np.zeros_like(power), power)[()]
 
@@ -320,7 +336,7 @@ OpName.others = {ours: theirs for theirs, ours in NAMES.items()}
 
 
 def row_of(op: str) -> IntrinsicDef:
-    """Return the row of an intrinsic; one that somebody registered may do anything."""
+    """Return an intrinsic's definition; an unknown one is assumed opaque, with any arity."""
     return INTRINSICS.get(op) or IntrinsicDef(op, ANY, _not_here, None, True, is_compiled=False)
 
 
@@ -345,7 +361,7 @@ pay; sin, cos and pow work in a wider type, which fills all registers.
 
 
 def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:
-    """Call an intrinsic.
+    """Build a call of an intrinsic.
 
     The result dtype defaults to that of the last argument (bool for isnan and isinf). Values to
     choose from are brought into one dtype; raises TypeError where that cannot be.
@@ -354,15 +370,17 @@ def call_intrin(op: str, *args: ExprLike, dtype: str | None = None) -> PrimExpr:
     if len(args) != row.arity and row.arity != ANY:
         raise TypeError(f"intrinsic {op!r}: expected {row.arity} arguments, got {len(args)}")
     if op == "if_then_else":
+        # The condition is bool and takes no part in the promotion of the two values.
         args = (args[0], *in_one_dtype(op, *args[1:]))
     values = tuple(convert(a) for a in args)
     if op == "if_then_else" and is_const(values[0]):
+        # A known condition takes its branch, so that the other one is never built.
         return values[1] if values[0].value else values[2]  # type: ignore[attr-defined]
     return Intrinsic(op, values, dtype or result_dtype(op, values))
 
 
 def result_dtype(op: str, args: Sequence[PrimExpr]) -> str:
-    """Return the dtype of a call of an intrinsic that does not say another."""
+    """Infer the dtype of an intrinsic call from its arguments."""
     row = INTRINSICS.get(op)
     if row is None or row.dtype is None:
         return args[-1].dtype if args else "int32"
@@ -370,18 +388,17 @@ def result_dtype(op: str, args: Sequence[PrimExpr]) -> str:
         return args[0].dtype
     if row.dtype == LIKE_SECOND:
         return args[1].dtype
+    # A predicate of a vector is a vector of bools with the same lanes.
     return dt.with_lanes("bool", dt.vector(args[-1].dtype)) if row.dtype == "bool" else row.dtype
 
 
 def shuffle(a: PrimExpr, b: PrimExpr, order: Sequence[int]) -> PrimExpr:
-    """Return a vector of elements of two vectors of one type, by number: those of `b` follow those
-    of `a`.
-    """
+    """Return a vector shuffle of two vectors of one dtype; indices of `b` follow those of `a`."""
     assert a.dtype == b.dtype, f"{a.dtype} and {b.dtype}"
     dtype = dt.with_lanes(dt.element(a.dtype), len(order))
     return Intrinsic("shuffle", (a, b, *map(const, order)), dtype)
 
 
 def if_then_else(condition: PrimExpr, true_value: PrimExpr, false_value: PrimExpr) -> PrimExpr:
-    """Return the guarded form of Select: the side that is not chosen is not evaluated."""
+    """Return the guarded select, which evaluates only the chosen side."""
     return call_intrin("if_then_else", condition, true_value, false_value)

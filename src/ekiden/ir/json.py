@@ -1,4 +1,4 @@
-"""Nodes and modules as JSON: their family in the one format of `runtime.artifact.graph_json`.
+"""JSON serialization of nodes and modules: their node family of `runtime.artifact.graph_json`.
 
 Inferred types are not saved; fields at their defaults are left out. Importing this makes
 `save_json` and `load_json` know the nodes of every language that is imported.
@@ -38,7 +38,7 @@ def _fields(type_key: str) -> tuple[Field[object], ...]:
 
 
 def _take_apart(at: Node | IRModule) -> tuple[str, NodeFields]:
-    """Return the key and the fields to save of a node or module."""
+    """Return the type key and the fields of a node or module that differ from their defaults."""
     if isinstance(at, IRModule):
         return at.type_key, [(name, getattr(at, name)) for name in _MODULE]
     values = ((f, getattr(at, f.name)) for f in _fields(at.type_key))
@@ -75,7 +75,7 @@ def _module(fields: Mapping[str, object], decode: Decode) -> IRModule:
 
 @cache
 def _enum_of(type_key: str, name: str) -> type[Enum] | None:
-    """Return the enum class that a field of a node is annotated with."""
+    """Return the Enum class a node field is annotated with, or None."""
     hint = _hints(type_key).get(name)
     return hint if isinstance(hint, type) and issubclass(hint, Enum) else None
 

@@ -1,5 +1,5 @@
-"""What was found out before about files and this machine, kept beside what was compiled: the digest
-of a file is not made again while the file is the same.
+"""Disk memoization of facts about files and the machine, such as file digests, beside the
+compilation cache.
 
     <cache>/known/<digest>    a fact, behind a digest of what it is about and says
 
@@ -30,7 +30,9 @@ LIMIT = 100_000
 
 
 def state_of(status: os.stat_result) -> tuple[int, ...]:
-    """Return what tells a file from any other, and from itself before it was written."""
+    """Return the stat fields that identify a file and its current content: device, inode, size,
+    mtime, ctime.
+    """
     return (
         status.st_dev,
         status.st_ino,
@@ -41,7 +43,7 @@ def state_of(status: os.stat_result) -> tuple[int, ...]:
 
 
 def known(about: str, changed_ns: int, find: Callable[[], str]) -> str:
-    """Return what `find` returns, from the cache where it is there.
+    """Return the memoized result of `find` for the key `about`, computing and storing it on a miss.
 
     Args:
         about: A text that says what the fact is about, with whatever would change it.
@@ -50,10 +52,13 @@ def known(about: str, changed_ns: int, find: Callable[[], str]) -> str:
 
     Raises what `find` raises, and nothing else.
     """
+    # A file may change again within the resolution of its time stamp: recent ones are never
+    # remembered.
     is_settled = changed_ns + SETTLED_NS < time.time_ns()
     folder = cache_layers()[0] if is_settled else None
     if folder is None:
         return find()
+    # The key is hashed, as it may contain paths and be long.
     path = os.path.join(folder, "known", _digest(about))
     fact = _read(path, about)
     if fact is None:
@@ -80,5 +85,6 @@ def _write(path: str, about: str, fact: str) -> None:
     data = f"{_digest(about + fact)} {fact}".encode("ascii")
     with suppress(OSError):
         make_own_folder(os.path.dirname(path))
+        # Written beside and renamed: a reader never sees half of a fact.
         write_whole(path, lambda file: file.write(data), is_owners=True)
         shrink(os.path.dirname(path), LIMIT)

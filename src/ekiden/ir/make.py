@@ -1,4 +1,4 @@
-"""Nodes by their type key."""
+"""Node construction by type key (TVM's `make_node`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PREFIXES = ("", "ir.", "relay.", "tir.")
 
 
 def make_node(type_key: str, **kwargs: object) -> object:
-    """Return a node, or an object of the runtime, of a type key from its fields.
+    """Construct a node or runtime object of a type key from its fields.
 
     "DictAttrs" gives a dictionary, which is what attributes of functions are. A `span` of None may
     be given to nodes that have none. Raises KeyError for a type key that is not known, naming those
@@ -46,6 +46,7 @@ def make_node(type_key: str, **kwargs: object) -> object:
         return kind(**kwargs)
     if is_defined(type_key):
         return runtime.make_node(type_key, **kwargs)
+    # The part behind the last dot, as the language is what is most often wrong.
     last = type_key.rpartition(".")[2]
     near = sorted(k for k in NODE_TYPES if k.rpartition(".")[2] == last)
     hint = f"; did you mean {', '.join(near)}?" if near else ""

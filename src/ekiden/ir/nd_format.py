@@ -1,8 +1,7 @@
-"""Arrays as bytes in the form that TVM saves an NDArray in: what parameter files and the meta data
-of Relay text are made of.
+"""TVM's binary NDArray format, used by parameter files and the metadata of Relay text.
 
-    u64 magic   u64 0   i32 device type   i32 device   i32 rank   u8 code   u8 bits   u16 lanes
-    i64 extent per dimension   i64 number of bytes   the elements, little-endian, row by row
+u64 magic   u64 0   i32 device type   i32 device   i32 rank   u8 code   u8 bits   u16 lanes
+i64 extent per dimension   i64 number of bytes   the elements, little-endian, row by row
 """
 
 from __future__ import annotations
@@ -27,19 +26,21 @@ _CODES: dict[tuple[int, int], str] = {
 }
 """(kind of number, bits) -> dtype."""
 # fmt: on
+# Reversed, so that of the two codes of bool the first one listed, (1, 1), is written.
 _DTYPES = {dtype: key for key, dtype in reversed(_CODES.items())}
 
 
 def array_to_bytes(array: Array) -> bytes:
-    """Return an array in TVM's form."""
+    """Serialize an array in TVM's NDArray format."""
     code, bits = _DTYPES[str(array.dtype)]
     head = _HEAD.pack(MAGIC, 0, _CPU, 0, array.ndim, code, bits, 1)
+    # The format is dense and row-major.
     content = np.ascontiguousarray(array).tobytes()
     return head + struct.pack(f"<{array.ndim}qq", *array.shape, len(content)) + content
 
 
 def array_from_bytes(data: bytes | memoryview, offset: int = 0) -> tuple[Array, int]:
-    """Return the array that begins at a position, and where it ends. Raises LoadError."""
+    """Parse the array at `offset`; return it with the offset behind it. Raises LoadError."""
     try:
         magic, _, _, _, rank, code, bits, lanes = _HEAD.unpack_from(data, offset)
         if magic != MAGIC:

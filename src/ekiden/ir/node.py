@@ -1,5 +1,5 @@
-"""Nodes: immutable, slotted values with a type key, whose dataclass fields are the reflection: for
-Python, and for every other language, to which a node is an object of the runtime.
+"""Node base class: immutable slotted dataclasses with a type key and reflected fields, shared with
+other languages as runtime objects.
 
 Identity is the default equality. `ekiden.ir.structural` compares meaning. A node is made with
 
@@ -41,7 +41,7 @@ NODE_TYPES: Table[str, type[Node]] = Table()
 
 
 class Node:
-    """Base of all IR nodes: hashable by identity, immutable after construction."""
+    """Base class of IR nodes: immutable, hashed by identity."""
 
     __slots__ = ("__weakref__",)
     type_key: ClassVar[str] = "ir.Node"
@@ -52,15 +52,14 @@ class Node:
     __setstate__ = set_field_values
 
     def with_fields(self: _N, **changes: object) -> _N:
-        """Return a copy with some fields replaced; the node itself if nothing differs by
-        identity.
-        """
+        """Return a copy with some fields replaced, or the node itself if no field changes."""
+        # The same object, as passes recognize by identity that nothing has changed.
         if all(getattr(self, name) is value for name, value in changes.items()):
             return self
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
     def same_as(self, other: object) -> bool:
-        """Return whether both are one object."""
+        """Return whether both are the same object."""
         return self is other
 
 
@@ -68,31 +67,33 @@ Object.register(Node)
 
 
 def binding(default: object = dataclasses.MISSING) -> Any:  # noqa: ANN401
-    """Mark a field whose variables are defined here (compared up to renaming)."""
+    """Declare a dataclass field that binds the variables in it, which are compared up to
+    renaming.
+    """
     return dataclasses.field(default=default, metadata={"binding": True})
 
 
 def shown(default: object) -> Any:  # noqa: ANN401
-    """Return a field of attributes that texts show even where it has its default: TVM has none for
-    it.
+    """Declare an attribute field that is printed even at its default, as TVM has no
+    default for it.
     """
     return dataclasses.field(default=default, metadata={"shown": True})
 
 
 def ignored(default: object = None) -> Any:  # noqa: ANN401
-    """Return a field that structural equality and hashing do not look at."""
+    """Declare a dataclass field that structural equality and hashing ignore."""
     return dataclasses.field(default=default, repr=False, compare=False, metadata={"ignored": True})
 
 
 def freeze(node: Node, /, **values: object) -> None:
-    """Put fields into the form they are kept in; for `__post_init__` alone."""
+    """Set fields of a frozen node; for `__post_init__` only."""
     for name, value in values.items():
         # Past the frozen dataclass's own `__setattr__`.
         object.__setattr__(node, name, value)
 
 
 def as_given(value: object) -> Any:  # noqa: ANN401
-    """Return the value of a field, whatever a caller has put there."""
+    """Return the value typed as Any, since callers may pass other types than the annotation."""
     return value
 
 
@@ -102,14 +103,13 @@ def as_given(value: object) -> Any:  # noqa: ANN401
     field_specifiers=(dataclasses.field, binding, shown, ignored),
 )
 def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
-    """Make a class a frozen, slotted dataclass and register it under `type_key`.
+    """Class decorator that makes a frozen, slotted dataclass and registers it under `type_key`.
 
     Raises ValueError when the key is taken.
     """
 
     def register(cls: type[_N]) -> type[_N]:
-        """Return the class with slots, an initializer of its own fields and its place in
-        NODE_TYPES.
+        """Return the slotted class with its initializer, registered in NODE_TYPES.
 
         Raises ValueError when the key is taken.
         """
@@ -119,6 +119,7 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
             cls, repr=not hasattr(cls, "astext"), eq=False, frozen=True, slots=True
         )
         node_class.type_key = type_key
+        # A second class of one key would make saved programs ambiguous.
         if NODE_TYPES.has(type_key):
             raise ValueError(f"node type {type_key!r}: already made by {NODE_TYPES[type_key]!r}")
         NODE_TYPES[type_key] = node_class
@@ -131,7 +132,7 @@ def node(type_key: str) -> Callable[[type[_N]], type[_N]]:
 
 
 def _keys(cls: type) -> list[str]:
-    """Return the type keys of the bases of a class that are nodes, the farthest first, and its own.
+    """Return the type keys along the class hierarchy, from the root to the class itself.
 
     Those of abstract classes are their folder and name: "ir.RelayExpr".
     """
@@ -151,8 +152,8 @@ NODE_KEYS: dict[type, str] = {}
 
 
 def _reflected(name: str, annotation: object, default: object) -> tuple[str, str, bool, bool]:
-    """Return what other languages know of a field: name, annotation, whether it may be left out,
-    whether equality ignores it.
+    """Return a field's reflection record: name, annotation, whether optional, whether equality
+    ignores it.
     """
     is_ignored = False
     if isinstance(default, dataclasses.Field):
@@ -161,17 +162,16 @@ def _reflected(name: str, annotation: object, default: object) -> tuple[str, str
 
 
 def _read(source: object, name: str) -> object:
-    """Return a field as it crosses to other languages: enums by their names, arrays in one
-    piece.
-    """
+    """Read a field for the FFI: enums as names, arrays as contiguous."""
     value = getattr(source, name)
     if isinstance(value, Enum):
         return value.name
+    # Other languages read arrays by a pointer and a shape, without strides.
     return np.ascontiguousarray(value) if isinstance(value, np.ndarray) and value.ndim else value
 
 
 def _build(cls: type, fields: Mapping[str, object]) -> object:
-    """Return a node from fields as they cross."""
+    """Construct a node from its fields as they come through the FFI."""
     enums = _enums_of(cls)
     values = {name: enums[name][v] if name in enums else v for name, v in fields.items()}  # type: ignore[index]
     return cls(**values)
@@ -179,7 +179,7 @@ def _build(cls: type, fields: Mapping[str, object]) -> object:
 
 @cache
 def _enums_of(cls: type) -> dict[str, type[Enum]]:
-    """Return the fields of a class of nodes that are enums, with the classes of these."""
+    """Return {field name: Enum class} of a node class."""
     hints = typing.get_type_hints(cls)
     return {n: h for n, h in hints.items() if isinstance(h, type) and issubclass(h, Enum)}
 
@@ -188,5 +188,5 @@ set_node_hooks(_read, _build)
 
 
 def fields_of(value: Node | type[Node]) -> tuple[dataclasses.Field[Any], ...]:
-    """Return the dataclass fields of a node: its reflection table."""
+    """Return a node's dataclass fields, its reflection table."""
     return dataclasses.fields(value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The operator registry.
+"""Operator registry.
 
 Each operator is declared once, and everything else reads the declaration.
 """
@@ -39,7 +39,7 @@ Array = npt.NDArray[Any]
 
 
 class Precision(Enum):
-    """What mixed precision does with an operator."""
+    """Mixed-precision policy of an operator."""
 
     ALWAYS = "takes the smaller type, and is worth casts for it"
     FOLLOW = "takes it where its inputs have it"
@@ -48,7 +48,7 @@ class Precision(Enum):
 
 
 class Memory(Enum):
-    """What an operator of explicit memory does with the memory of what it gets."""
+    """Aliasing between the arguments and the result of an explicit memory operator."""
 
     KEEPS = "its result may hold it"
     READS = "its result lies elsewhere"
@@ -56,7 +56,7 @@ class Memory(Enum):
 
 
 class Linear(Enum):
-    """What an operator with a second argument makes of its first."""
+    """Linear form of a binary operator in its first operand: scaling or shifting."""
 
     NO = "nothing linear"
     SCALES = "data * value"
@@ -65,7 +65,7 @@ class Linear(Enum):
 
 
 class Transposes(Enum):
-    """How a transposition of its first argument moves to the result of an operator, if it can."""
+    """Rule that moves a transpose from an operator's first argument to its result."""
 
     NO = "not, unless it broadcasts"
     AXIS = "its one axis is another"
@@ -80,8 +80,8 @@ class Transposes(Enum):
 
 
 class Borders(Enum):
-    """Which constant borders of its first argument an operator with a padding makes itself. Zeros
-    of a quantised argument are its zero point.
+    """Constant padding of the first argument that the operator's own padding attribute can absorb.
+    Zeros of a quantised argument are its zero point.
     """
 
     NO = "none"
@@ -91,7 +91,7 @@ class Borders(Enum):
 
 
 class OpPattern(IntEnum):
-    """How an operator may fuse (TVM's TOpPattern)."""
+    """Fusion pattern of an operator (TVM's TOpPattern)."""
 
     ELEMWISE = 0
     BROADCAST = 1
@@ -120,14 +120,14 @@ Typed loosely here: te stands on a higher floor.
 
 @node("ir.Op")
 class Op(RelayExpr):
-    """An operator, as an expression that a Call can call. Get one with `get`."""
+    """Operator as a callable expression. Get one with `get`."""
 
     name: str
     span: Span | None = ignored(default=None)
 
     @property
     def definition(self) -> OpDef:
-        """Return the declaration of this operator.
+        """Return the operator's definition.
 
         Raises KeyError for one of loop programs, which `ekiden.ir.intrinsic.INTRINSICS` declares.
         """
@@ -135,9 +135,7 @@ class Op(RelayExpr):
 
     @staticmethod
     def get(op_name: str) -> Op:
-        """Return the operator of a name, of Relay or ("tir.exp") of loop programs. Raises
-        KeyError.
-        """
+        """Look up an operator by name, Relay's or TIR's ("tir.exp"). Raises KeyError."""
         return get(op_name)
 
     @staticmethod
@@ -147,44 +145,47 @@ class Op(RelayExpr):
 
     @property
     def num_inputs(self) -> int:
-        """Return how many arguments a call has; of a tuple, one."""
+        """Return the number of arguments of a call; a tuple counts as one."""
         return len(self.definition.arguments)
 
     @property
     def description(self) -> str:
-        """Return what the operator does, in a sentence.
+        """Return a one-sentence description of the operator.
 
         Where its declaration does not say so, all are loaded, which describes them by the functions
         that call them.
         """
         if not self.definition.description:
+            # Descriptions are docstrings, which are attached when all operators are loaded.
             load_deferred()
         return self.definition.description
 
     def set_num_inputs(self, n: int) -> None:
-        """Set how many arguments calls have, for those that `add_argument` does not name."""
+        """Set the number of arguments, for those that `add_argument` does not name."""
         named = self.definition.arguments[:n]
         _change(self.name, arguments=(*named, *(f"argument_{i}" for i in range(len(named), n))))
 
     def add_argument(self, name: str, type: str, description: str) -> None:
-        """Name an argument: the first that has none. (The type's name and the description are of
-        TVM's face; what an argument may be is said by the relation.)"""
+        """Name the first unnamed argument. (The type's name and the description are of TVM's face;
+        what an argument may be is said by the relation.)
+        """
         named = list(self.definition.arguments)
         unnamed = [i for i, argument in enumerate(named) if argument == f"argument_{i}"]
+        # `set_num_inputs` may have made arguments before they are named.
         at = unnamed[0] if unnamed else len(named)
         named[at : at + 1] = [name]
         _change(self.name, arguments=tuple(named))
 
     def add_type_rel(self, rel_name: str, type_rel_func: Relation | None = None) -> None:
-        """Give the operator its type relation: a function (argument types, attributes) -> type of
-        the result, or one of RELATIONS by its name. Raises KeyError for a name that is not there.
+        """Set the type relation, a function (argument types, attributes) -> result type or the name
+        of a predefined one. Raises KeyError for a name that is not there.
         """
         if type_rel_func is None and rel_name not in RELATIONS:
             raise KeyError(f"no type relation {rel_name!r}; there are {', '.join(RELATIONS)}")
         _change(self.name, relation=_own_relation(type_rel_func or RELATIONS[rel_name]))
 
     def set_attrs_type_key(self, key: str) -> None:
-        """Set the class of the attributes of calls, by its type key; "DictAttrs": they have none.
+        """Set the attribute class of calls by its type key; "DictAttrs" means none.
 
         Raises KeyError for a key that no class has.
         """
@@ -193,19 +194,21 @@ class Op(RelayExpr):
         _change(self.name, attrs=None if key == "DictAttrs" else NODE_TYPES[key])
 
     def set_support_level(self, level: int) -> None:
-        """Note who uses the operator, from 1, everybody, to 10 (TVM's)."""
+        """Set TVM's support level, from 1 (common) to 10 (rare)."""
         set_op_attr(self.name, "TSupportLevel", level)
 
     @property
     def support_level(self) -> int:
-        """Return what `set_support_level` was told, else 10."""
+        """Return the support level, 10 by default."""
         level = OP_ATTRS.get("TSupportLevel", {}).get(self.name, 10)
         assert isinstance(level, int)
         return level
 
     def get_attr(self, attr_name: str) -> object:
-        """Return an attribute given by `register_op_attr`, or TOpPattern; None if there is none."""
+        """Return an operator attribute, or None if it is not registered."""
         # Columns of the operator table, under TVM's names.
+        # These two are fields of the definition, which passes read; a second copy could disagree
+        # with it.
         if attr_name == "TOpPattern" and self.name in OPS:
             return self.definition.pattern
         if attr_name == "TOpIsStateful" and self.name in OPS:
@@ -213,21 +216,20 @@ class Op(RelayExpr):
         return OP_ATTRS.get(attr_name, {}).get(self.name)
 
     def set_attr(self, attr_name: str, value: object) -> None:
-        """Give the operator an attribute, in place of one of that name."""
+        """Set an operator attribute, replacing an earlier value."""
         register_op_attr(self.name, attr_name, value)
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return whether `get_attr` finds something."""
+        """Return whether the operator attribute is registered."""
         return self.get_attr(attr_name) is not None
 
     def reset_attr(self, attr_name: str) -> None:
-        """Take away what `set_attr` or `register_op_attr` gave, if anything."""
+        """Remove an operator attribute if it is registered."""
         OP_ATTRS.get(attr_name, {}).pop(self.name, None)
 
 
 class ShapeCheck(NamedTuple):
-    """A condition that must hold at run time, what is wrong otherwise, and the integers that are
-    then shown, by name."""
+    """Runtime shape check: the condition, the error text, and the integers shown in it by name."""
 
     condition: PrimExpr
     text: str
@@ -250,7 +252,7 @@ expressions on the shapes and the elements of the arguments; then what must hold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpDef:
-    """One row of the operator table.
+    """Operator definition, one row of the operator table.
 
     name: as in Relay text ("nn.conv2d").
     arguments: names of the inputs. `variadic`: the one input is a tuple (concatenate). `optional`:
@@ -344,7 +346,7 @@ OP_NODES: Table[str, Op] = Table()
 
 
 def same_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    """Return the type of the one argument: the relation of operators whose result is like it.
+    """Return the argument's type: the Identity relation of elementwise operators.
 
     Inference goes both ways through them.
     """
@@ -352,9 +354,10 @@ def same_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def register_op(definition: OpDef) -> OpDef:
-    """Add a row to the operator table. Raises ValueError when the name is taken."""
+    """Register an operator definition. Raises ValueError when the name is taken."""
     if OPS.has(definition.name):
         raise ValueError(f"operator {definition.name!r} is declared twice")
+    # Any function of the row would do: it tells by its module whose operator this is.
     note_extension(definition.relation)
     register_name(definition.name)
     OPS[definition.name] = definition
@@ -368,7 +371,7 @@ _OWN: set[str] = set()
 
 
 def declare_own(op_name: str, describe: str = "") -> Op:
-    """Declare an operator of a program, and return it.
+    """Register a user-defined operator and return it.
 
     The methods of what this returns and `register_op_attr` describe it. Raises CompileError when
     the name is taken.
@@ -396,19 +399,17 @@ def declare_own(op_name: str, describe: str = "") -> Op:
 
 
 def _change(op_name: str, **fields: Any) -> None:  # noqa: ANN401 - the fields of OpDef
-    """Put another row in the place of a program's own. Raises ValueError for Ekiden's."""
+    """Replace fields of a user-defined operator's definition. Raises ValueError for Ekiden's."""
     if op_name not in _OWN:
         raise ValueError(f"operator {op_name!r} is Ekiden's: its declaration stands")
     OPS[op_name] = replace(OPS[op_name], **fields)
 
 
 def _own_relation(own: Relation) -> Relation:
-    """Return the relation of a program's own operator, which knows nothing of named dimensions."""
+    """Wrap a user's type relation so that it does not see named dimensions."""
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the result's type, with the dimensions that a call names in the places of unknown
-        ones.
-        """
+        """Return the result type with the call's named dimensions in place of the unknown ones."""
         result = own(types, own_attrs(attrs))
         named = isinstance(attrs, NamedDimsAttrs) and result is not None
         return with_dims(result, iter(attrs.symbols)) if named else result  # type: ignore[union-attr]
@@ -417,7 +418,8 @@ def _own_relation(own: Relation) -> Relation:
 
 
 def set_dims(op_name: str, dims: DimsOf) -> None:
-    """Set how the unknown dimensions of a program's own operator follow from its arguments.
+    """Set the function that computes a user-defined operator's unknown result dimensions at run
+    time.
 
     Raises ValueError for one of Ekiden's.
     """
@@ -425,15 +427,15 @@ def set_dims(op_name: str, dims: DimsOf) -> None:
 
 
 def set_pattern(op_name: str, pattern: OpPattern) -> None:
-    """Set how a program's own operator fuses. Raises ValueError for one of Ekiden's."""
+    """Set the fusion pattern of a user-defined operator. Raises ValueError for one of Ekiden's."""
     _change(op_name, pattern=OpPattern(pattern))
 
 
 def register_reference(
     op_name: str, reference: Reference | None = None, level: int = 10
 ) -> Callable[[Reference], Reference] | Reference:
-    """Say what a program's own operator means, in NumPy: what the interpreter runs, constants are
-    folded by, and compiled results are compared with. Without a function, a decorator.
+    """Register the NumPy reference of a user-defined operator, used by the interpreter, constant
+    folding and result checks. Without a function, a decorator.
 
     Args:
         op_name: one that `register` declared.
@@ -447,7 +449,7 @@ def register_reference(
     """
 
     def register(function: Reference) -> Reference:
-        """Set the reference, and give it back."""
+        """Register the reference and return it."""
         if not callable(function):
             raise CompileError(f"{op_name}: expected a function as its reference, got {function!r}")
         note_extension(function)
@@ -458,10 +460,12 @@ def register_reference(
 
 
 def _own_reference(op_name: str, function: Reference) -> Reference:
-    """Return a program's reference with its results held against the operator's relation."""
+    """Wrap a user's reference so that its results are checked against the type relation."""
 
     def reference(attrs: Attrs | None, *arrays: object) -> Array | tuple[Array, ...]:
-        """Return what the program's function gives. Raises RunError where it is of another type."""
+        """Call the user's function and check the types of its results. Raises RunError where it is
+        of another type.
+        """
         try:
             result = function(own_attrs(attrs), *arrays)
         # Errors that name their cause already, as those of nested operators do.
@@ -470,6 +474,7 @@ def _own_reference(op_name: str, function: Reference) -> Reference:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"{op_name}: its reference raised {reason}") from error
+        # Looked up at the call: the relation may be set after the reference.
         kind = OPS[op_name].relation([_type_of(a) for a in arrays], attrs)
         expected = kind.fields if isinstance(kind, TupleType) else (kind,)
         results = result if isinstance(result, (tuple, list)) else (result,)
@@ -487,7 +492,7 @@ def _own_reference(op_name: str, function: Reference) -> Reference:
 
 
 def _type_of(value: object) -> Type:
-    """Return the type of an array, or of a tuple of arrays."""
+    """Return the type of an array or a tuple of arrays."""
     if isinstance(value, (tuple, list)):
         return TupleType(tuple(map(_type_of, value)))
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", type(value).__name__)
@@ -495,7 +500,9 @@ def _type_of(value: object) -> Type:
 
 
 def _may_be(expected: Type, actual: Type) -> bool:
-    """Return whether a tensor may be of a type whose sizes may be unknown."""
+    """Return whether an actual tensor type is compatible with an expected one that may have unknown
+    sizes.
+    """
     if not isinstance(expected, TensorType) or not isinstance(actual, TensorType):
         return False
     pairs = zip(expected.shape, actual.shape, strict=False)
@@ -506,7 +513,7 @@ def _may_be(expected: Type, actual: Type) -> bool:
 
 
 def set_stateful(op_name: str, stateful: bool) -> None:
-    """Set whether calls of a program's own operator must all be made.
+    """Set whether calls of a user-defined operator must not be removed or merged.
 
     Raises ValueError for one of Ekiden's.
     """
@@ -514,7 +521,7 @@ def set_stateful(op_name: str, stateful: bool) -> None:
 
 
 def register_name(name: str) -> Op:
-    """Let an operator that is declared elsewhere be got by its name, and have attributes. Raises
+    """Register an operator's name, so that it can be looked up and have attributes. Raises
     ValueError when the name is taken.
     """
     if OP_NODES.has(name):
@@ -523,7 +530,7 @@ def register_name(name: str) -> Op:
 
 
 def get(name: str) -> Op:
-    """Return the operator of that name. Raises KeyError with the nearest names."""
+    """Look up an operator by name. Raises KeyError with the nearest names."""
     if name not in OP_NODES:
         raise KeyError(f"no operator {name!r}{nearest(name)}")
     return OP_NODES[name]
@@ -533,10 +540,11 @@ register_func("ir.GetOp", get, override=True)
 
 
 def nearest(name: str) -> str:
-    """Return `; did you mean ...?` for a name that no operator has; empty if none is like it."""
+    """Return `; did you mean ...?` with similar operator names, or "" if there are none."""
     last = name.rpartition(".")[2]
     # The same name under another prefix first ("conv2d" for "nn.conv2d"), then a misspelling.
     near = sorted(n for n in OP_NODES if n.rpartition(".")[2] == last)
+    # 0.85 keeps the suggestion to misspellings.
     near = near or difflib.get_close_matches(name, OP_NODES, n=2, cutoff=0.85)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
@@ -544,7 +552,8 @@ def nearest(name: str) -> str:
 def register_op_attr(
     op_name: str, attr_key: str, value: object = None, level: int = 10
 ) -> Callable[[_V], _V] | object:
-    """Attach a value to an operator; without one, a decorator (TVM's ir.register_op_attr).
+    """Register an operator attribute, or return a decorator if no value is given (TVM's
+    ir.register_op_attr).
 
     `level` is TVM's: the latest value counts. An unknown name that begins with "tir." is that of a
     new intrinsic. Raises KeyError for another one that no operator has.
@@ -560,7 +569,8 @@ def register_op_attr(
 def registrar(
     attr_key: str, what: str, changed: Callable[[str], None] | None = None
 ) -> Callable[..., Callable[..., object]]:
-    """Return a function `(op_name, function=None, level=10)` that gives operators one attribute.
+    """Return a registration function `(op_name, function=None, level=10)` for one operator
+    attribute.
 
     Without a function, it is a decorator. `changed` is told the name of each operator that has a
     new one.
@@ -569,10 +579,12 @@ def registrar(
     def register(
         op_name: str, function: Callable[..., object] | None = None, level: int = 10
     ) -> Callable[..., object]:
-        """Register a function for an operator. Its documentation is `what`, set below."""
+        """Register a function as the operator's attribute. Its documentation is `what`,
+        set below.
+        """
 
         def one(attached: Callable[..., object]) -> Callable[..., object]:
-            """Attaches a function, and gives it back."""
+            """Attach the function to the operator and return it."""
             register_op_attr(op_name, attr_key, attached, level)
             if changed is not None:
                 changed(op_name)
@@ -585,11 +597,12 @@ def registrar(
 
 
 def set_op_attr(op_name: str, attr_key: str, value: _V) -> _V:
-    """Attach what says nothing of whose it is, such as a number, beside a function that does: only
-    that tells whether a program has extended the compiler. Raises KeyError as `register_op_attr`.
+    """Set an operator attribute without recording a user extension, for plain values such as
+    numbers.
     """
     if op_name.startswith("tir."):  # anybody's intrinsics, of which no table has all
         OP_NODES.setdefault(op_name, Op(op_name))
+    # Raises for a name that is no operator.
     get(op_name)
     OP_ATTRS.setdefault(attr_key, {})[op_name] = value
     return value

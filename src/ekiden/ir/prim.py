@@ -1,4 +1,4 @@
-"""Scalar expressions: the integers of shapes and indices, and the arithmetic inside kernels.
+"""PrimExpr: scalar expressions of shapes, indices and kernel arithmetic.
 
     PrimExpr = Var | IntImm | FloatImm | Any_ | Binary (Add Sub Mul Div FloorDiv FloorMod Min Max
                EQ NE LT LE GT GE And Or) | Not | Select | Cast | Intrinsic
@@ -37,7 +37,7 @@ ExprLike = Union["PrimExpr", int, float, bool]
 # way: what passes make passes through them, so that no pass has to look for x + 0. Neither knows
 # anything of variables; that is the Analyzer's (`ekiden.arith`).
 class PrimExpr(Node):
-    """A scalar (or, in tir, vector) expression. Every subclass's last field is `dtype`."""
+    """Scalar (or, in TIR, vector) expression. Every subclass's last field is `dtype`."""
 
     __slots__ = ("_leaves",)  # what `prim_visitor.leaves` returns, once it was asked for
     dtype: str
@@ -45,7 +45,7 @@ class PrimExpr(Node):
     """How an expression becomes text for messages; set by `ekiden.ir.text`, then by tir."""
 
     def astext(self) -> str:
-        """Return the expression as Python writes it; variables stand by name."""
+        """Return the expression in Python syntax; variables print as their names."""
         printer = PrimExpr.printer
         return f"{type(self).__name__}(...)" if printer is None else printer(self)
 
@@ -119,13 +119,13 @@ class PrimExpr(Node):
         return binary(GE, self, rhs)
 
     def __eq__(self, rhs: object) -> bool:
-        """See Comparison, which this is for numbers and expressions."""
+        """Return a DeferredComparison with numbers and expressions."""
         if not isinstance(rhs, (PrimExpr, int, float)):
             return NotImplemented
         return Comparison(EQ, self, rhs)  # type: ignore[return-value]  # its truth is one
 
     def __ne__(self, rhs: object) -> bool:
-        """See Comparison, which this is for numbers and expressions."""
+        """Return a DeferredComparison with numbers and expressions."""
         if not isinstance(rhs, (PrimExpr, int, float)):
             return NotImplemented
         return Comparison(NE, self, rhs)  # type: ignore[return-value]
@@ -136,13 +136,14 @@ class PrimExpr(Node):
     __hash__ = Node.__hash__
 
     def equal(self, other: ExprLike) -> PrimExpr:
-        """Return `EQ(self, other)`, at once; vscale() is one number, whichever call it is."""
+        """Return the expression `EQ(self, other)`; two calls of vscale() are equal."""
         if _is_vscale(self) and _is_vscale(other):
+            # Nodes of calls are distinct objects, but the value is fixed for the machine.
             return const(True)
         return binary(EQ, self, other)
 
     def astype(self, dtype: str) -> PrimExpr:
-        """Return this value converted to `dtype` as C does (floats truncate towards zero)."""
+        """Cast to `dtype` with C semantics (floats truncate towards zero)."""
         return cast(self, dt.spelled(dtype))
 
     def __bool__(self) -> bool:
@@ -152,11 +153,11 @@ class PrimExpr(Node):
 
 
 class Comparison:
-    """What `==` and `!=` of an expression give: both an expression, where one is expected, and
-    whether the two are one object, where a truth is (TVM's EqualOp and NotEqualOp).
+    """Result of `==` and `!=`: an expression where one is expected, identity where a bool is (TVM's
+    EqualOp and NotEqualOp).
 
-    te.if_then_else(i == 0, x, y)     the expression `i == 0`
-    {i: 1}[i]; i in variables         the same object, as for all nodes
+    te.if_then_else(i == 0, x, y)     the expression `i == 0` {i: 1}[i]; i in variables         the
+    same object, as for all nodes
     """
 
     __slots__ = ("a", "b", "kind")
@@ -165,14 +166,17 @@ class Comparison:
         self.kind, self.a, self.b = kind, a, b
 
     def asobject(self) -> PrimExpr:
-        """Return the expression. Raises TypeError for operands that cannot be compared."""
+        """Return the comparison as an expression. Raises TypeError for operands that cannot be
+        compared.
+        """
         return binary(self.kind, self.a, self.b)
 
     def __bool__(self) -> bool:
+        # Identity, as dictionaries of nodes ask `==` after equal hashes.
         return (self.a is self.b) is (self.kind is EQ)
 
     def __getattr__(self, name: str) -> object:
-        """Return an attribute of the expression: `dtype`, `astype`."""
+        """Delegate to the expression: `dtype`, `astype`."""
         # Python and its libraries probe for protocols by such names; the expression has none to
         # offer.
         if name.startswith("__"):
@@ -185,7 +189,7 @@ class Comparison:
 
 @node("tir.Var")
 class Var(PrimExpr):
-    """A named scalar; two variables are the same only if they are one object."""
+    """Named scalar variable; compared by identity."""
 
     name: str
     dtype: str = "int64"
@@ -193,7 +197,7 @@ class Var(PrimExpr):
 
 @node("tir.SizeVar")
 class SizeVar(Var):
-    """A named dimension.
+    """Named dimension variable.
 
     A variable known to be >= 0 (`batch`, `sequence_length`), and <= `upper` where that is given.
     """
@@ -203,13 +207,13 @@ class SizeVar(Var):
 
 @node("ir.IntImm")
 class IntImm(PrimExpr):
-    """An integer or bool constant."""
+    """Integer or bool constant."""
 
     value: int
     dtype: str = "int64"
 
     def __post_init__(self) -> None:
-        """TVM's order of arguments is taken too: IntImm("int32", 1)."""
+        """Accept TVM's argument order too: IntImm("int32", 1)."""
         first: object = self.value
         if isinstance(first, str):
             freeze(self, value=int(self.dtype), dtype=first)
@@ -224,8 +228,8 @@ class IntImm(PrimExpr):
         return self.value
 
     def __eq__(self, rhs: object) -> bool:
-        """Return whether it is the same number, an int or another constant: `shape[0] == 1` (TVM's
-        rule).
+        """Return whether the value equals an int or another constant: `shape[0] == 1`
+        (TVM's rule).
         """
         if self is rhs:
             return True
@@ -239,13 +243,13 @@ class IntImm(PrimExpr):
 
 @node("ir.FloatImm")
 class FloatImm(PrimExpr):
-    """A floating-point constant."""
+    """Floating-point constant."""
 
     value: float
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """TVM's order of arguments is taken too: FloatImm("float32", 1)."""
+        """Accept TVM's argument order too: FloatImm("float32", 1)."""
         first: object = self.value
         if isinstance(first, str):
             freeze(self, value=float(self.dtype), dtype=first)
@@ -253,13 +257,13 @@ class FloatImm(PrimExpr):
 
 @node("ir.StringImm")
 class StringImm(PrimExpr):
-    """A string constant: the name of a function, a format; only as an argument of a call."""
+    """String constant, used only as a call argument: a function name, a format."""
 
     value: str
     dtype: str = "handle"
 
     def __eq__(self, rhs: object) -> bool:
-        """Return whether it is the same text, a str or another constant (TVM's rule)."""
+        """Return whether the text equals a str or another constant (TVM's rule)."""
         return self.value == (rhs.value if isinstance(rhs, StringImm) else rhs)
 
     def __ne__(self, rhs: object) -> bool:
@@ -270,7 +274,7 @@ class StringImm(PrimExpr):
 
 @node("tir.Any")
 class AnyDim(PrimExpr):
-    """A dimension nothing is known about; prints as `?`. Two of them are never known equal."""
+    """Unknown dimension; prints as `?`. Two of them are never known equal."""
 
     dtype: str = "int64"
 
@@ -280,7 +284,7 @@ class AnyDim(PrimExpr):
 # read the row; codegen has what a machine does.
 @dataclass(repr=False, eq=False, frozen=True, slots=True)
 class BinaryExpr(PrimExpr):
-    """Base of two-operand expressions. Operands have one dtype; comparisons give bool.
+    """Base class of binary expressions. Operands have one dtype; comparisons give bool.
 
     The class makes exactly this node: nothing folds. Without a dtype it is that of the operands, of
     which one may be a number: `Add(x, 1)`.
@@ -297,7 +301,9 @@ class BinaryExpr(PrimExpr):
         raise TypeError(f"{type(self).__name__} is abstract")
 
     def __post_init__(self) -> None:
-        """Raises TypeError for operands of two dtypes."""
+        """Convert number operands and infer the dtype; raise TypeError for operands of two
+        dtypes.
+        """
         if not self.dtype:
             kind = type(self)
             a, b = numbers_beside(self.a, self.b)
@@ -307,16 +313,14 @@ class BinaryExpr(PrimExpr):
 
 
 def numbers_beside(a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExpr]:
-    """Return two operands as expressions, of which one may be a Python number (see
-    `number_beside`).
-    """
+    """Convert two operands, of which one may be a Python number, to expressions."""
     if not isinstance(a, PrimExpr):
         a = number_beside(a, b.dtype if isinstance(b, PrimExpr) else None)
     return a, b if isinstance(b, PrimExpr) else number_beside(b, a.dtype)
 
 
 def number_beside(value: ExprLike, dtype: str | None) -> PrimExpr:
-    """Return a Python number as an expression beside one of a dtype, which it takes.
+    """Convert a Python number to an expression with the other operand's dtype.
 
     But a float beside integers or bools is float32, as in TVM: `i * 0.5` is not `i * 0`.
     """
@@ -392,7 +396,7 @@ class FloorMod(BinaryExpr):
 
 @node("tir.Min")
 class Min(BinaryExpr):
-    """The smaller."""
+    """Minimum of two values."""
 
     symbol = "min"
     fold = staticmethod(lesser)
@@ -400,7 +404,7 @@ class Min(BinaryExpr):
 
 @node("tir.Max")
 class Max(BinaryExpr):
-    """The larger."""
+    """Maximum of two values."""
 
     symbol = "max"
     fold = staticmethod(greater)
@@ -408,7 +412,7 @@ class Max(BinaryExpr):
 
 @node("tir.EQ")
 class EQ(BinaryExpr):
-    """Equality as a bool."""
+    """`a == b` as a bool."""
 
     symbol = "=="
     fold = staticmethod(operator.eq)
@@ -416,7 +420,7 @@ class EQ(BinaryExpr):
 
 @node("tir.NE")
 class NE(BinaryExpr):
-    """Inequality as a bool."""
+    """`a != b` as a bool."""
 
     symbol = "!="
     fold = staticmethod(operator.ne)
@@ -488,7 +492,7 @@ class Not(PrimExpr):
 
 @node("tir.Select")
 class Select(PrimExpr):
-    """`true_value if condition else false_value`.
+    """Ternary select `true_value if condition else false_value`; both sides may be evaluated.
 
     Both sides may be evaluated. For guarded loads use Intrinsic if_then_else. The dtype may be left
     out, and one of the values be a number.
@@ -500,7 +504,9 @@ class Select(PrimExpr):
     dtype: str = ""
 
     def __post_init__(self) -> None:
-        """Integers of two widths are widened. Raises TypeError for other values of two dtypes."""
+        """Convert the values and widen integers of two widths. Raises TypeError for other values of
+        two dtypes.
+        """
         freeze(self, condition=convert(self.condition))
         if not self.dtype:
             a, b = numbers_beside(self.true_value, self.false_value)
@@ -515,13 +521,13 @@ class Select(PrimExpr):
 
 @node("tir.Cast")
 class Cast(PrimExpr):
-    """`value` converted to `dtype`."""
+    """Conversion of `value` to `dtype`."""
 
     value: PrimExpr
     dtype: str
 
     def __post_init__(self) -> None:
-        """TVM's order of arguments is taken too: Cast("int32", x)."""
+        """Accept TVM's argument order too: Cast("int32", x)."""
         first, second = as_given(self.value), as_given(self.dtype)
         if isinstance(first, str):
             freeze(self, value=convert(second), dtype=first)
@@ -529,7 +535,7 @@ class Cast(PrimExpr):
 
 @node("tir.Call")
 class Intrinsic(PrimExpr):
-    """A call of an intrinsic from the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, ...
+    """Call of an intrinsic of the table `ekiden.ir.intrinsic.INTRINSICS`: exp, tanh, ...
 
     `op` is an OpName, whatever text or operator it was made with.
     """
@@ -539,7 +545,7 @@ class Intrinsic(PrimExpr):
     dtype: str
 
     def __post_init__(self) -> None:
-        """TVM's order of arguments is taken too: Call("float32", Op.get("tir.exp"), [x])."""
+        """Accept TVM's argument order too: Call("float32", Op.get("tir.exp"), [x])."""
         op, args = as_given(self.args), as_given(self.dtype)
         if not isinstance(op, (tuple, list)):
             name = getattr(op, "name", op).removeprefix("tir.")
@@ -549,7 +555,9 @@ class Intrinsic(PrimExpr):
 
 
 def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
-    """Return an operation on bits. Raises TypeError for what are no integers of one dtype."""
+    """Build a bitwise operation on integers of one dtype. Raises TypeError for what are no integers
+    of one dtype.
+    """
     x, y = numbers_beside(a, b)
     if x.dtype != y.dtype or dt.is_float(x.dtype):
         raise TypeError(f"{op}: operands must be integers of one dtype, got {x.dtype}, {y.dtype}")
@@ -558,13 +566,14 @@ def _bits(op: str, a: ExprLike, b: ExprLike) -> PrimExpr:
 
 # The value is as given. It is casts and folded arithmetic that give numbers which the dtype has.
 def const(value: int | float | bool, dtype: str | None = None) -> PrimExpr:
-    """Return a constant, of a vector type in every lane.
+    """Return a constant, broadcast to all lanes for a vector dtype.
 
     The dtype defaults to int64, float32 or bool by the Python type. What stands for an expression
     (a Comparison, an axis) gives that expression. Raises ExpressionError for what stands for none.
     """
     source: object = value
     if not isinstance(source, (int, float)):
+        # An object that stands for an expression is converted where a number is expected.
         make = getattr(source, "asobject", None)  # of a Comparison, and of an axis its variable
         if make is not None:
             expression = make()
@@ -588,12 +597,12 @@ def _is_vscale(value: object) -> bool:
 
 
 def convert(value: ExprLike, dtype: str | None = None) -> PrimExpr:
-    """Return an expression for a Python number, or the expression itself."""
+    """Convert a Python number to an expression; return expressions unchanged."""
     return value if isinstance(value, PrimExpr) else const(value, dtype)
 
 
 def is_const(value: ExprLike, number: int | float | None = None) -> bool:
-    """Return whether `value` is a constant (equal to `number`, if given)."""
+    """Return whether `value` is a constant (and equals `number`, if given)."""
     if isinstance(value, (IntImm, FloatImm)):
         return number is None or value.value == number
     is_number = not isinstance(value, (PrimExpr, Comparison))
@@ -601,7 +610,7 @@ def is_const(value: ExprLike, number: int | float | None = None) -> bool:
 
 
 def cast(value: PrimExpr, dtype: str) -> PrimExpr:
-    """Return `value` as `dtype`.
+    """Cast `value` to `dtype`, folding constants.
 
     No node is made when it already is; constants fold, a scalar stands in every lane of a vector.
     """
@@ -610,6 +619,7 @@ def cast(value: PrimExpr, dtype: str) -> PrimExpr:
     if type(value) is NODE_TYPES.get("tir.Broadcast") and dt.vector(value.dtype) == dt.vector(
         dtype
     ):
+        # The conversion moves inside: one scalar is converted instead of all lanes.
         scalar = cast(value.value, dt.element(dtype))  # type: ignore[attr-defined]
         return value.with_fields(value=scalar, dtype=dtype)
     if dt.vector(dtype) and not dt.vector(value.dtype):
@@ -622,7 +632,7 @@ def cast(value: PrimExpr, dtype: str) -> PrimExpr:
 
 
 def _in_lanes(a: PrimExpr, vector_dtype: str) -> PrimExpr:
-    """Return a scalar in every lane, beside a vector of dtype `vector_dtype`."""
+    """Broadcast a scalar to the lanes of `vector_dtype`; return vectors unchanged."""
     lanes = dt.vector(vector_dtype)
     if not lanes or dt.vector(a.dtype):
         return a
@@ -630,9 +640,10 @@ def _in_lanes(a: PrimExpr, vector_dtype: str) -> PrimExpr:
 
 
 def in_one_dtype(what: str, a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExpr]:
-    """Return two operands of `what` in one dtype, as `binary` says. Raises TypeError."""
+    """Promote two operands to one dtype. Raises TypeError."""
     a, b = numbers_beside(a, b)
     if dt.vector(a.dtype) != dt.vector(b.dtype):
+        # Beside a vector a scalar stands for all lanes.
         a, b = _in_lanes(a, b.dtype), _in_lanes(b, a.dtype)
     if a.dtype == b.dtype:
         return a, b
@@ -643,7 +654,7 @@ def in_one_dtype(what: str, a: ExprLike, b: ExprLike) -> tuple[PrimExpr, PrimExp
 
 
 def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
-    """Return `kind(a, b)` with constants folded and 0 and 1 absorbed.
+    """Build `kind(a, b)` with constant folding and the identities of 0 and 1 applied.
 
     A Python number takes the other side's dtype (see `number_beside`), a scalar beside a vector its
     lanes, an integer beside a float its dtype. Raises TypeError for other operands of two dtypes.
@@ -660,29 +671,31 @@ def binary(kind: type[BinaryExpr], a: ExprLike, b: ExprLike) -> PrimExpr:
 
 
 def _absorbed(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
-    """Return the operand that an operation on one constant comes to; None if it stays."""
+    """Return the operand to which an arithmetic identity reduces the operation, or None."""
     lhs = a.value if isinstance(a, (IntImm, FloatImm)) else None
     rhs = b.value if isinstance(b, (IntImm, FloatImm)) else None
     if lhs is None and rhs is None:
         return None
     operand = kind._identity(lhs, rhs, a.dtype)
+    # x % 1 is 0, and neither operand.
     return const(0, a.dtype) if operand == identities.ZERO else (a, b, None)[operand]
 
 
 def minimum(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """Return the smaller of two values."""
+    """Return min(a, b)."""
     return binary(Min, a, b)
 
 
 def maximum(a: ExprLike, b: ExprLike) -> PrimExpr:
-    """Return the larger of two values."""
+    """Return max(a, b)."""
     return binary(Max, a, b)
 
 
 def logical_and(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Return `a and b`; True absorbs."""
+    """Return `a and b`, folding constant operands."""
     a, b = convert(a), convert(b)
     if is_const(a):
+        # False absorbs, True is neutral.
         return b if a.value else a  # type: ignore[attr-defined]
     if is_const(b):
         return a if b.value else b  # type: ignore[attr-defined]

@@ -1,5 +1,4 @@
-"""Walks over scalar expressions, by reflection: they know the fields of tir's and te's expressions
-too.
+"""Reflective traversal and rewriting of scalar expressions, including TIR's and TE's nodes.
 
 Expressions are graphs (a shared node is one object), so each node is visited once. Nothing here
 recurses.
@@ -35,7 +34,9 @@ _GETTERS: dict[type, _Getter] = {}
 
 
 def plan(kind: type[PrimExpr], sample: PrimExpr) -> tuple[tuple[str, int], ...]:
-    """(field, how it holds expressions) of a class, in constructor order; variables are leaves."""
+    """Return (field, kind of children it holds) for a node class in constructor order; variables
+    have no children.
+    """
     rows_of_kind = _PLANS.get(kind)
     if rows_of_kind is None:
         leaf = issubclass(kind, Var)
@@ -49,19 +50,19 @@ def plan(kind: type[PrimExpr], sample: PrimExpr) -> tuple[tuple[str, int], ...]:
 
 
 def literals(expr: PrimExpr) -> tuple[object, ...]:
-    """Return the values of the fields that hold no expressions: an operator's name, lanes, dtype, a
-    buffer.
+    """Return the values of the non-expression fields: operator name, lanes, dtype, buffer.
 
     Nodes may be told apart by them alone: what compares equal means the same. A float is its
     hexadecimal text: 0.0 == -0.0 are two constants, and nan != nan one.
     """
     if isinstance(expr, FloatImm):
+        # As text: 0.0 and -0.0 are equal floats, and a NaN is unequal to itself.
         return float(expr.value).hex(), expr.dtype
     return tuple(getattr(expr, name) for name, kind in plan(type(expr), expr) if kind == _LITERAL)
 
 
 def _getter(sample: PrimExpr) -> _Getter:
-    """Return a function that reads the children of a class, by its fields."""
+    """Build the function that returns the children of a node class."""
     rows = [(name, kind) for name, kind in plan(type(sample), sample) if kind != _LITERAL]
     names = [name for name, _ in rows]
     if not rows:
@@ -93,7 +94,7 @@ def _mixed_children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
 
 
 def children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
-    """Return the expressions directly inside, in field order."""
+    """Return the direct subexpressions in field order."""
     get = _GETTERS.get(type(expr))
     if get is None:
         get = _GETTERS[type(expr)] = _getter(expr)
@@ -101,7 +102,7 @@ def children(expr: PrimExpr) -> tuple[PrimExpr, ...]:
 
 
 def rebuild(expr: PrimExpr, new: Iterable[PrimExpr]) -> PrimExpr:
-    """Return the node with other children (as many as `children` returns); constants fold.
+    """Rebuild a node with new children, folding constants.
 
     The node itself if they are the same.
     """
@@ -109,6 +110,7 @@ def rebuild(expr: PrimExpr, new: Iterable[PrimExpr]) -> PrimExpr:
     if all(map(operator.is_, operands, children(expr))):
         return expr
     if isinstance(expr, BinaryExpr):
+        # Folding here keeps passes from having to simplify what they substitute.
         return binary(type(expr), operands[0], operands[1])
     values = iter(operands)
     arguments: list[object] = []
@@ -122,14 +124,12 @@ def rebuild(expr: PrimExpr, new: Iterable[PrimExpr]) -> PrimExpr:
 
 
 def post_order(*roots: PrimExpr) -> list[PrimExpr]:
-    """Return every node once, children first."""
+    """Return every distinct node once, children first."""
     return pending(roots, ())
 
 
 def pending(roots: Iterable[PrimExpr], done: Container[int]) -> list[PrimExpr]:
-    """Return nodes as `post_order` does, without those whose id is in `done` and what only they
-    hold.
-    """
+    """Return the post order without nodes whose id is in `done` and their subexpressions."""
     visited: set[int] = set()
     order: list[PrimExpr] = []
     stack: list[PrimExpr | None] = [*roots]
@@ -160,14 +160,16 @@ def pending(roots: Iterable[PrimExpr], done: Container[int]) -> list[PrimExpr]:
 def rewrite(
     expr: PrimExpr, change: Callable[[PrimExpr], PrimExpr], memo: dict[int, PrimExpr] | None = None
 ) -> PrimExpr:
-    """Rebuild bottom-up; `change` gets each node after its children were changed and gives what
-    stands in its place.
+    """Rewrite an expression bottom-up; `change` maps each node with rewritten children to its
+    replacement.
 
     `memo` (by id of the old node) may be shared between calls while the old nodes live.
     """
     done = {} if memo is None else memo
     if id(expr) in done:
         return done[id(expr)]
+    # Nodes that the memo holds are skipped with all below them: a caller may share it between
+    # expressions.
     for node in pending((expr,), done):
         inside = children(node)
         rebuilt = rebuild(node, [done[id(c)] for c in inside]) if inside else node
@@ -178,20 +180,23 @@ def rewrite(
 def substitute(
     expr: PrimExpr, values: dict[Var, PrimExpr], memo: dict[int, PrimExpr] | None = None
 ) -> PrimExpr:
-    """Return the expression with variables replaced, not simplified beyond constant folding."""
+    """Substitute variables, with constant folding only."""
     if not values:
         return expr
     return rewrite(expr, lambda e: values.get(e, e) if isinstance(e, Var) else e, memo)
 
 
 def same(a: PrimExpr, b: PrimExpr) -> bool:
-    """Return whether two expressions are written alike over the same variables and buffers."""
+    """Return whether two expressions are structurally identical over the same variables and
+    buffers.
+    """
     stack = [(a, b)]
     compared: set[tuple[int, int]] = set()
     while stack:
         x, y = stack.pop()
         if x is y or (id(x), id(y)) in compared:
             continue
+        # Shared parts are compared once: without it the walk is exponential in nested sharing.
         compared.add((id(x), id(y)))
         inside, inside_y = children(x), children(y)
         alike = type(x) is type(y) and not isinstance(x, Var) and len(inside) == len(inside_y)
@@ -202,9 +207,8 @@ def same(a: PrimExpr, b: PrimExpr) -> bool:
 
 
 class Interned:
-    """One object for all expressions that are written alike over the same variables, and for what
-    is inside of them. As `structural_key` tells them apart, but what was met before is not looked
-    into again.
+    """Hash-consing table: one object per structurally identical expression and subexpression. As
+    `structural_key` tells them apart, but what was met before is not looked into again.
     """
 
     def __init__(self) -> None:
@@ -213,7 +217,7 @@ class Interned:
         """Identity of an expression -> the one for it; and itself, which must stay alive."""
 
     def __call__(self, expr: PrimExpr) -> PrimExpr:
-        """Return the object for an expression."""
+        """Return the canonical object of an expression."""
         interned, rows = self._known, self._rows
         if id(expr) not in interned:
             for node in pending((expr,), interned):
@@ -228,33 +232,33 @@ class Interned:
 
 
 def exceeds(expr: PrimExpr, nodes: int) -> bool:
-    """Return whether an expression is written with more than so many nodes.
+    """Return whether the expression tree has more than `nodes` nodes.
 
     Shared nodes count each time. At most that many are looked at.
     """
     stack = [expr]
     while stack and nodes >= 0:
+        # Shared nodes count each time they are reached, as they do in the printed text.
         nodes -= 1
         stack.extend(children(stack.pop()))
     return nodes < 0
 
 
 def divides_by_unknown(e: PrimExpr) -> bool:
-    """Return whether a node is a division of integers whose divisor is no constant, and so may be
-    0.
-    """
+    """Return whether the node is an integer division by a non-constant, which may be 0."""
     if isinstance(e, (FloorDiv, FloorMod)):
         return not isinstance(e.b, IntImm)
     return isinstance(e, Div) and not is_float(e.dtype) and not isinstance(e.b, IntImm)
 
 
 def leaves(expr: PrimExpr) -> tuple[PrimExpr, ...]:
-    """Return the variables and unknown dimensions inside, each once, in order of appearance."""
+    """Return the distinct variables and unknown dimensions in order of appearance."""
     # Kept with the expression, which never changes: sizes of deep networks are made from each
     # other, and every layer asks of its own, so that looking into them would take a walk each time.
     cached: tuple[PrimExpr, ...] | None = getattr(expr, "_leaves", None)
     if cached is None:
         cached = tuple(_find_leaves(expr))
+        # Nodes are frozen; this slot is a cache, and no field.
         object.__setattr__(expr, "_leaves", cached)
     return cached
 
@@ -279,12 +283,13 @@ def _find_leaves(root: PrimExpr) -> dict[PrimExpr, None]:
 
 
 def has_unknown(expr: PrimExpr) -> bool:
-    """Return whether an unknown dimension is inside."""
+    """Return whether the expression contains an unknown dimension."""
+    # An AnyDim is a leaf, so the cached leaves answer this without another walk.
     return any(isinstance(e, AnyDim) for e in leaves(expr))
 
 
 def free_vars(*exprs: PrimExpr) -> list[Var]:
-    """Return the variables inside, each once, in order of appearance."""
+    """Return the distinct variables in order of appearance."""
     if len(exprs) == 1 and type(exprs[0]) is IntImm:  # as most sizes are
         return []
     return [e for e in dict.fromkeys(chain(*map(leaves, exprs))) if isinstance(e, Var)]

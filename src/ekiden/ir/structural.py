@@ -1,4 +1,5 @@
-"""Equality and hash of meaning: up to the names of bound variables, spans and inferred types.
+"""Structural equality and hashing, up to alpha-renaming of bound variables, spans and inferred
+types.
 
 Both come from one canonical form: a list of rows, one per distinct node, children before parents. A
 row holds the node's type key, its plain fields and the numbers of its children's rows; a variable's
@@ -72,7 +73,7 @@ _digests: weakref.WeakKeyDictionary[Node, str] = weakref.WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a node class is written down."""
+    """Canonical encoding plan of a node class: the fields compared, inferred and binding."""
 
     key: str
     names: tuple[str, ...]
@@ -82,7 +83,7 @@ class Plan:
     is_graph: bool
 
     def bound_by(self, node: Node) -> Iterator[Node]:
-        """Yield the variables that a node of this class binds."""
+        """Yield the variables that the node binds."""
         for name in self.binding:
             yield from nodes_in(getattr(node, name))
         if self.key in SCHEMES:
@@ -94,7 +95,7 @@ _plans: dict[type, Plan] = {}
 
 
 def plan_of(node: Node) -> Plan:
-    """Return how the class of a node is written down."""
+    """Return the (cached) encoding plan of the node's class."""
     plan = _plans.get(type(node))
     if plan is None:
         key = node.type_key
@@ -113,24 +114,27 @@ def plan_of(node: Node) -> Plan:
 
 
 def is_scope(node: Node, plan: Plan, functions: Collection[Node]) -> bool:
-    """Return whether a node, not the root, is a scope, in a module of these functions."""
+    """Return whether a non-root node opens a variable scope: a PrimFunc, or a function of the
+    module.
+    """
     return plan.key in SCOPES or node in functions
 
 
 def nodes_in(value: object) -> Iterator[Node]:
-    """Yield the nodes directly inside a field's value, through tuples and mappings."""
+    """Yield the nodes in a field's value, flattening tuples and mappings."""
     if isinstance(value, Node):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from nodes_in(item)
     elif isinstance(value, Mapping):
+        # Sorted, so that the order of insertion has no part in equality.
         for key in sorted(value, key=str):
             yield from nodes_in(value[key])
 
 
 def _inside(roots: Iterable[Node], keys: frozenset[str]) -> Iterator[Node]:
-    """Yield the nodes of some kinds in others, at any depth."""
+    """Yield the nodes with the given type keys at any depth."""
     work, visited = list(roots), set[Node]()
     while work:
         node = work.pop()
@@ -144,7 +148,7 @@ def _inside(roots: Iterable[Node], keys: frozenset[str]) -> Iterator[Node]:
 
 @dataclass(slots=True)
 class _Canonical:
-    """The rows of one program, being written."""
+    """Canonical form of one program: a list of rows, one per distinct node, in post order."""
 
     free: FreeVars
     map_sizes: bool
@@ -168,7 +172,7 @@ class _Canonical:
     """Number of the row of a scope -> the rows inside."""
 
     def write(self, root: object) -> Row:
-        """Return the row of `root`, a node or a container, after the rows of everything in it."""
+        """Append the rows of all nodes in `root`, and return the row of `root` itself."""
         # Each node is met twice: to put what is inside before it, and, when that has its rows, to
         # make its own. Linear in the distinct nodes, of which a chain x1 = f(x0, x0), x2 = f(x1,
         # x1), ... has few however long its text; and a stack of our own, since models are deeper
@@ -189,9 +193,13 @@ class _Canonical:
         return ("root", self._encode(root))
 
     def _parts(self, node: Node, plan: Plan) -> Iterable[Node]:
-        """Return the nodes that have rows before that of a node: of a scope its free variables."""
+        """Return the nodes whose rows must precede the node's row: a scope's free variables, else
+        its children.
+        """
         if node is not self.root and is_scope(node, plan, self.functions):
             form = canonical_form(node)
+            # A scope's own rows count from 0: equal functions then have one digest wherever they
+            # stand.
             scope = self.open_scopes[node] = _Canonical("order", map_sizes=False, root=form)
             scope.rows.append(scope.write(form))
             return scope.free_vars
@@ -219,7 +227,7 @@ class _Canonical:
         return len(self.rows) - 1
 
     def _number_once(self, row: Row) -> int:
-        """Return the number of a row whose sharing does not matter."""
+        """Return the number of a row, appending it only if no equal row exists."""
         number = self.same.setdefault(row, len(self.rows))
         if number == len(self.rows):
             self.rows.append(row)
@@ -235,12 +243,14 @@ class _Canonical:
         return ("is", id(node))
 
     def _encode(self, value: object) -> object:
-        """Return a field's value as strings, numbers of rows, and tuples of those."""
+        """Encode a field's value as strings, row numbers and nested tuples."""
         if isinstance(value, Node):
             return self.numbers[value]
         if isinstance(value, Enum):
+            # By the name: numbers of enums may change between versions, digests are kept on disk.
             return f"e{value.name}"
         if value is None or isinstance(value, (bool, int, float, str, bytes)):
+            # With the type's letter: True, 1 and 1.0 are different values here.
             return f"{type(value).__name__[0]}{value!r}"
         if isinstance(value, (tuple, list)):
             return ("(", *(self._encode(v) for v in value))
@@ -259,7 +269,7 @@ class _Canonical:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Meaning:
-    """An object of the runtime, which compares by what it means."""
+    """Hashable wrapper of a runtime object, compared by structural equality."""
 
     value: Object
 
@@ -281,7 +291,9 @@ def _array_row(value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Row:
 
 
 def canonical_form(value: Node) -> Node:
-    """Return a function as it is compared: without what its class says means nothing."""
+    """Return a function in the form its class uses for comparison, without meaningless
+    differences.
+    """
     if not isinstance(value, BaseFunc):
         return value
     form = type(value).canonical_form
@@ -289,7 +301,9 @@ def canonical_form(value: Node) -> Node:
 
 
 def open_module(value: object) -> object:
-    """Return a module as a mapping; functions in the form in which they are compared."""
+    """Return a module as a mapping of its functions, types and attributes; a function in canonical
+    form.
+    """
     if isinstance(value, BaseFunc):
         return canonical_form(value)
     if not isinstance(value, IRModule):
@@ -300,7 +314,7 @@ def open_module(value: object) -> object:
 
 
 def _form(value: object, free: FreeVars) -> _Canonical:
-    """Return the rows of a value, the last one its own."""
+    """Build the canonical form of a value; its last row is the root."""
     map_sizes = free == "order" or isinstance(value, (IRModule, BaseFunc))
     functions = frozenset(value.functions.values() if isinstance(value, IRModule) else ())
     opened = open_module(value)
@@ -310,19 +324,21 @@ def _form(value: object, free: FreeVars) -> _Canonical:
 
 
 def _digest_of(rows: Iterable[Row]) -> str:
-    """Return a hex digest of 128 bits."""
+    """Return the 128-bit hex digest of the rows."""
     state = blake2b(digest_size=16)
     for row in rows:
+        # repr of tuples of strings and numbers is the same in every process; hash() is not.
         state.update(repr(row).encode())
     return state.hexdigest()
 
 
 def _agree_on_inferred(mine: _Canonical, theirs: _Canonical) -> bool:
-    """Return whether the types that both programs of the same rows write down are the same.
+    """Return whether inferred fields are equal where both programs state them.
 
     Equal rows hold equal calls in the same order, so that their type arguments pair up. They are
     compared where both programs have them, under the numbers that the rows have given to variables.
     """
+    # Only where both sides have one: a program without types equals its typed form.
     written = [p for p in zip(mine.inferred, theirs.inferred, strict=True) if all(p)]
     # Writing them adds rows, which must be the same too.
     if not all(mine.write(x) == theirs.write(y) for x, y in written) or mine.rows != theirs.rows:
@@ -331,7 +347,7 @@ def _agree_on_inferred(mine: _Canonical, theirs: _Canonical) -> bool:
 
 
 def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
-    """Return whether two nodes, modules, arrays, tuples or mappings mean the same.
+    """Return whether two nodes, modules, arrays or containers are structurally equal.
 
     Free variables must be the same objects unless `map_free_vars`. Named dimensions are free in a
     type or an expression, but bound in a function or module. A call that leaves out its type
@@ -347,7 +363,7 @@ def structural_equal(a: object, b: object, map_free_vars: bool = False) -> bool:
 
 
 def _constant(value: object, beside: object) -> object:
-    """Return a Python number as an expression, of the dtype of what it is compared with."""
+    """Convert a Python number to a constant of the dtype of the expression it is compared with."""
     if not isinstance(value, (bool, int, float)):
         return value
     dtype = beside.dtype if isinstance(beside, PrimExpr) else None
@@ -357,9 +373,10 @@ def _constant(value: object, beside: object) -> object:
 
 
 def structural_digest(a: object) -> str:
-    """Return a hex digest of 128 bits, the same in every process; that of a function is
-    remembered.
+    """Return the 128-bit structural digest in hex, stable across processes; cached for
+    functions.
     """
+    # Functions are immutable, and asked for again by every cache.
     if isinstance(a, BaseFunc) and (remembered := _digests.get(a)) is not None:
         return remembered
     digest = _digest_of(_form(a, "order").rows)
@@ -369,11 +386,13 @@ def structural_digest(a: object) -> str:
 
 
 def structural_hash(a: object, map_free_vars: bool = False) -> int:
-    """Return 64 bits, equal for what is `structural_equal` with the same argument.
+    """Return the 64-bit structural hash, consistent with `structural_equal` under the same
+    argument.
 
     Those of something without free variables are the first of `structural_digest`.
     """
     rows = _form(a, "order" if map_free_vars else "identity").rows
+    # Without free variables both modes have equal rows, and the digest of a function is remembered.
     if not any(len(row) > 2 and row[-2] == "is" for row in rows):
         return int(structural_digest(a)[:16], 16)
     state = blake2b(repr(rows).encode(), digest_size=8)
@@ -381,7 +400,7 @@ def structural_hash(a: object, map_free_vars: bool = False) -> int:
 
 
 def structural_key(a: object) -> Hashable:
-    """Return a key for dictionaries: equal for two things exactly when they are `structural_equal`.
+    """Return a dictionary key that is equal exactly for structurally equal values.
 
     Type arguments are left alone. Free variables are themselves; the digests of `n` and `m` are the
     same. It holds as long as the variables inside are alive.
@@ -390,7 +409,7 @@ def structural_key(a: object) -> Hashable:
 
 
 def _hash_to_cross(a: object, map_free_vars: bool = False) -> int:
-    """Return the hash as an integer of 64 bits with sign."""
+    """Return the structural hash as a signed 64-bit integer for the FFI."""
     return int.from_bytes(structural_hash(a, map_free_vars).to_bytes(8), signed=True)
 
 

@@ -1,4 +1,4 @@
-"""Scalar expressions and types as text: what printers and error messages share."""
+"""Text of scalar expressions and types for printers and error messages."""
 
 from __future__ import annotations
 
@@ -80,10 +80,12 @@ _TIGHT = 9
 def prim_text(
     value: PrimExpr, names: Names = _NO_NAMES, outer: int = 0, max_chars: int | None = None
 ) -> str:
-    """Return a scalar expression as text, parenthesised where it binds weaker than `outer`. Text
-    beyond `max_chars` characters is cut, and never made: shared parts are written wherever they
-    are used, so that the whole may be as long as 2 to the depth."""
+    """Format a scalar expression, parenthesized where it binds weaker than `outer`. Text beyond
+    `max_chars` characters is cut, and never made: shared parts are written wherever they are
+    used, so that the whole may be as long as 2 to the depth.
+    """
     out: list[str] = []
+    # Messages show the beginning; sizes of deep networks may print as megabytes.
     remaining = max_chars
     stack: list[_Part] = [(value, outer)]
     while stack:
@@ -108,7 +110,7 @@ def _call(name: str, args: Sequence[PrimExpr]) -> tuple[list[_Part], int]:
 
 
 def _parts(value: PrimExpr, names: Names) -> tuple[list[_Part], int]:
-    """Return the pieces of a node's text, and how strongly it binds."""
+    """Return the text pieces of a node and its operator precedence."""
     match value:
         case IntImm(value=number, dtype="bool"):
             return [str(bool(number))], _TIGHT
@@ -141,13 +143,13 @@ if PrimExpr.printer is None:  # tir's knows more kinds, and may have come first
 
 
 def shape_text(shape: tuple[PrimExpr, ...], names: Names = _NO_NAMES) -> str:
-    """Return a shape as text: `(1, n, 3)`; one of one dimension keeps its comma."""
+    """Format a shape: `(1, n, 3)`, with a trailing comma for one dimension."""
     inside = ", ".join(prim_text(d, names) for d in shape)
     return f"({inside},)" if len(shape) == 1 else f"({inside})"
 
 
 def type_text(kind: Type, names: Names = _NO_NAMES) -> str:
-    """Return a type in Relay's text format; a scalar tensor is its dtype alone, a hole is `_`."""
+    """Format a type in Relay's text syntax; a scalar tensor prints as its dtype, a hole as `_`."""
 
     def joined(kinds: Sequence[Type]) -> str:
         return ", ".join(type_text(k, names) for k in kinds)
@@ -182,7 +184,7 @@ def type_text(kind: Type, names: Names = _NO_NAMES) -> str:
 
 
 def type_params_text(params: tuple[TypeVar, ...], names: Names = _NO_NAMES) -> str:
-    """Return type parameters as text: `[A, B]`, or nothing."""
+    """Format type parameters as `[A, B]`, or "" if there are none."""
     return f"[{', '.join(type_text(p, names) for p in params)}]" if params else ""
 
 

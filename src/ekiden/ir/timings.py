@@ -1,5 +1,4 @@
-"""What a compilation spends its time on: every pass and phase, those of the processes that compile
-kernels included, as a table, as JSON, and as a flame chart.
+"""Compilation time profile: passes and phases of all processes as a table, JSON or a flame chart.
 
     timings = Timings()
     with PassContext(instruments=[timings]):
@@ -27,8 +26,9 @@ SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 @dataclass(slots=True)
 class Span:
-    """One run of a pass or phase, times in seconds: from when to when on the clock, the time of the
-    processor in this process, and what ran inside."""
+    """Timed run of a pass or phase: start and end on the wall clock, CPU seconds of its process,
+    nested runs.
+    """
 
     name: str
     start: float
@@ -39,8 +39,9 @@ class Span:
 
 @dataclass(slots=True)
 class Row:
-    """Of the table: where in the tree of kinds, how often, seconds with what is inside, and of the
-    processor also without."""
+    """Row of the profile table: path in the call tree, calls, wall and CPU seconds, own CPU
+    seconds.
+    """
 
     path: tuple[str, ...]
     calls: int = 0
@@ -49,13 +50,13 @@ class Row:
     own: float = 0.0
 
     def as_json(self) -> dict[str, object]:
-        """Return the row with plain names."""
+        """Return the row as a JSON dictionary."""
         return {"phase": list(self.path), "calls": self.calls, "wall_s": self.wall,
                 "cpu_s": self.cpu, "own_cpu_s": self.own}  # fmt: skip
 
 
 class Timings(PassInstrument):
-    """Watches passes and phases, in this process and in those that compile kernels for it."""
+    """Pass instrument that times passes and phases in this process and its workers."""
 
     def __init__(self) -> None:
         self.processes: dict[int, list[Span]] = {os.getpid(): []}
@@ -64,21 +65,22 @@ class Timings(PassInstrument):
         self._open: list[Span] = []
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Start the clocks."""
+        """Start the pass's timers."""
         self.enter_phase(info.name)
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
-        """Stop them."""
+        """Stop the pass's timers."""
         self.exit_phase(info.name)
 
     def enter_phase(self, name: str) -> None:
-        """Start the clocks."""
+        """Start the phase's timers."""
+        # The CPU clock is kept negative until the end adds its reading.
         span = Span(name, time.perf_counter(), cpu=-time.process_time())
         self._siblings().append(span)
         self._open.append(span)
 
     def exit_phase(self, name: str) -> None:
-        """Stop them, and those of what an exception left open in between."""
+        """Stop the phase's timers, and those nested in it that an exception left open."""
         while self._open:
             span = self._open.pop()
             span.end, span.cpu = time.perf_counter(), span.cpu + time.process_time()
@@ -86,7 +88,7 @@ class Timings(PassInstrument):
                 return
 
     def add(self, name: str, wall: float, cpu: float) -> None:
-        """Add what ended just now and was measured elsewhere: the start of the program."""
+        """Record an externally measured run that ended just now, such as the program's start-up."""
         ended = time.perf_counter()
         self._siblings().append(Span(name, ended - wall, ended, cpu))
 
@@ -94,17 +96,17 @@ class Timings(PassInstrument):
         return self._open[-1].inside if self._open else self.processes[self._owner]
 
     def for_worker(self) -> Timings:
-        """Return timings of a process that compiles kernels, which has run nothing yet."""
+        """Return an empty instrument for a worker process."""
         return Timings()
 
     def take_seen(self) -> object:
-        """Return the number of this process and what it has run since the last call."""
+        """Return this process's id and the runs recorded since the last call."""
         spans = self.processes[self._owner]
         self.processes[self._owner] = []
         return os.getpid(), spans
 
     def add_seen(self, report: object) -> None:
-        """Take in what a worker has run."""
+        """Merge the runs reported by a worker."""
         assert isinstance(report, tuple), "what take_seen has given"
         process, spans = report
         self.processes.setdefault(process, []).extend(spans)
@@ -112,11 +114,10 @@ class Timings(PassInstrument):
     # What it makes of them.
 
     def rows(self) -> list[Row]:
-        """Return the tree of kinds in the order they first ran; what workers ran is below
-        "workers".
-        """
+        """Return the call tree's rows in order of first run; workers' rows are below "workers"."""
         rows_by_path: dict[tuple[str, ...], Row] = {}
         for process, spans in self.processes.items():
+            # Wall times of workers overlap: they are summed apart from the program's.
             below: tuple[str, ...] = () if process == self._first else ("workers",)
             if below:
                 _count(rows_by_path.setdefault(below, Row(below)), spans, own=0.0)
@@ -135,12 +136,11 @@ class Timings(PassInstrument):
 
     @property
     def cpu(self) -> float:
-        """Seconds of the processor in all processes."""
+        """Return the CPU seconds of all processes."""
         return sum(span.cpu for spans in self.processes.values() for span in spans)
 
     def table(self) -> str:
-        """Return the rows as text: calls, milliseconds on the clock, of the processor, own, and
-        their share.
+        """Format the profile as a text table: calls, wall ms, CPU ms, own ms, share.
 
         The time of workers runs beside that of the process that waits for them.
         """
@@ -155,12 +155,12 @@ class Timings(PassInstrument):
         return "\n".join([*lines, f"{'all processes':61}{total_cpu * 1e3:10.1f}"])
 
     def as_json(self) -> str:
-        """Return the rows of the table as JSON, in seconds."""
+        """Return the profile table as JSON, in seconds."""
         rows = [row.as_json() for row in self.rows()]
         return json.dumps({"cpu_s": self.cpu, "phases": rows}, indent=1)
 
     def flame_chart(self) -> str:
-        """Return a file for https://www.speedscope.app, which many viewers read.
+        """Return the profile in the file format of https://www.speedscope.app.
 
         It has one timeline for each process, by the clock.
         """
@@ -183,11 +183,12 @@ def _first(pair: tuple[tuple[int, ...], Row]) -> tuple[int, ...]:
 
 
 def _count(row: Row, spans: Iterable[Span], own: float | None = None) -> None:
-    """Add spans to a row."""
+    """Accumulate spans into a row."""
     for span in spans:
         row.calls += 1
         row.wall += span.end - span.start
         row.cpu += span.cpu
+        # Without what ran inside, which has rows of its own.
         row.own += span.cpu - sum(inner.cpu for inner in span.inside) if own is None else own
 
 
@@ -197,13 +198,14 @@ def _add_rows(
     stack = [(above, span) for span in reversed(spans)]
     while stack:
         around, span = stack.pop()
+        # What follows the colon names one kernel: they are summed up by their kind.
         path = (*around, span.name.partition(":")[0])
         _count(rows_by_path.setdefault(path, Row(path)), [span])
         stack.extend((path, inner) for inner in reversed(span.inside))
 
 
 def _all(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans and what is inside them, each before what it holds."""
+    """Return the spans and all nested spans in preorder."""
     all_spans, stack = [], list(reversed(spans))
     while stack:
         all_spans.append(stack.pop())
@@ -214,11 +216,12 @@ def _all(spans: Sequence[Span]) -> list[Span]:
 def _profile(
     title: str, spans: Sequence[Span], names: dict[str, int], began: float
 ) -> dict[str, object]:
-    """Return the timeline of a process in speedscope's form: what opens and closes, in order."""
+    """Return one process's timeline as speedscope open and close events in order."""
     events: list[dict[str, object]] = []
     stack: list[tuple[Span, bool]] = [(span, True) for span in reversed(spans)]
     while stack:
         span, opens = stack.pop()
+        # perf_counter is one clock for all processes of a machine.
         at = (span.start if opens else span.end) - began
         events.append({"type": "O" if opens else "C", "frame": names[span.name], "at": at})
         if opens:

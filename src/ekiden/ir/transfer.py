@@ -1,4 +1,4 @@
-"""Values of the compiler as bytes for another process of it: nodes, targets, options, arrays.
+"""Serialization of compiler values (nodes, targets, options, arrays) for worker processes.
 
     data = encode((function, target))
     function, target = decode(data)
@@ -8,8 +8,8 @@ one machine: it is for messages, never for files. An object that occurs twice is
 other end, and depth costs no recursion: the objects stand in a list, each after its parts.
 
 A message holds data alone. A function or class goes by name, and only if Ekiden or Python's library
-defines it: what a program defines itself may not exist in the other process, or mean something
-else there, and makes `encode` raise NotTransferableError.
+defines it: what a program defines itself may not exist in the other process, or mean something else
+there, and makes `encode` raise NotTransferableError.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ _CONTAINERS: Mapping[str, type] = {kind.__name__: kind for kind in (*_SEQUENCES,
 
 
 class NotTransferableError(TypeError):
-    """A value that another process cannot be given."""
+    """Error for a value that cannot be sent to another process."""
 
 
 class _Row(NamedTuple):
-    """An object: its class, of a container the name of it, and the positions of its parts in the
-    list; None: `leaf` is the object."""
+    """Record of one object: its class or container name and the positions of its parts, or None and
+    the leaf itself.
+    """
 
     kind: type | str | None
     parts: tuple[int, ...] = ()
@@ -53,8 +54,9 @@ class _Row(NamedTuple):
 
 
 def _check_defined_here(value: type | FunctionType | BuiltinFunctionType) -> None:
-    """Raise NotTransferableError unless Ekiden, NumPy or Python's library defines a class or
-    function under a name by which another process finds it."""
+    """Raise NotTransferableError unless the class or function is importable from Ekiden, NumPy or
+    the standard library.
+    """
     module = (getattr(value, "__module__", None) or "").partition(".")[0]
     is_known = module in ("ekiden", "numpy", "ml_dtypes") or module in sys.stdlib_module_names
     if not is_known or module == "__main__" or "<" in value.__qualname__:
@@ -62,24 +64,25 @@ def _check_defined_here(value: type | FunctionType | BuiltinFunctionType) -> Non
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles rows and refuses what only this process defines."""
+    """Pickler that rejects classes and functions which only this process defines."""
 
     def reducer_override(self, value: object) -> Any:  # noqa: ANN401
-        """Check classes and functions, which pickle would send by any name."""
+        """Check classes and functions, which pickle sends by name."""
         if isinstance(value, _BY_NAME):
             _check_defined_here(value)
+        # Pickle goes on in its usual way.
         return NotImplemented
 
 
 @cache
 def _field_names(kind: type) -> tuple[str, ...]:
-    """Return the names of what an object of a dataclass holds; of expressions also their type."""
+    """Return the dataclass field names, plus the checked type for expressions."""
     names = tuple(f.name for f in dataclasses.fields(kind))
     return (*names, "_checked_type") if issubclass(kind, RelayExpr) else names
 
 
 def _parts(value: object) -> tuple[type | str, list[object]] | None:
-    """Return the class and the parts of a compound value, None for a leaf."""
+    """Return the class and the parts of a compound value, or None for a leaf."""
     kind = type(value)
     # Such an array has no elements yet; the function that computes them cannot be sent.
     if isinstance(value, np.ndarray) and getattr(value, "source", None) is not None:
@@ -102,7 +105,7 @@ def _parts(value: object) -> tuple[type | str, list[object]] | None:
 
 
 def _rows(root: object) -> list[_Row]:
-    """Return every object of a value once, each after its parts; the value itself is the last."""
+    """Return one record per distinct object in post order, the root last."""
     rows: list[_Row] = []
     positions: dict[int, int] = {}
     alive: list[object] = []  # an id names an object only as long as that lives
@@ -112,6 +115,7 @@ def _rows(root: object) -> list[_Row]:
         value, compound = stack.pop()
         if compound is not None:
             kind, operands = compound
+            # By identity, so that shared nodes stay shared on the other side.
             positions[id(value)] = len(rows)
             rows.append(_Row(kind, tuple(positions[id(operand)] for operand in operands)))
             continue
@@ -134,8 +138,9 @@ def _rows(root: object) -> list[_Row]:
 
 
 def encode(value: object) -> bytes:
-    """Return a value as bytes for `decode`. Raises NotTransferableError, naming what it is about,
-    for a value with a part that only this process defines, such as a user's function."""
+    """Serialize a value to bytes for `decode_value`. Raises NotTransferableError, naming what it is
+    about, for a value with a part that only this process defines, such as a user's function.
+    """
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, protocol=5).dump([tuple(row) for row in _rows(value)])
@@ -154,8 +159,8 @@ def _container(name: str, operands: list[object]) -> object:
 
 
 def _object(kind: type, field_values: list[object]) -> object:
-    """Return an object of a dataclass with these values of its fields, as they are: what its
-    constructor does to arguments was done when the original was made."""
+    """Restore a dataclass instance from its stored fields, bypassing its constructor."""
+    # The constructor would normalize arguments again, and infer what is stored.
     instance: object = object.__new__(kind)
     for name, value in zip(_field_names(kind), field_values, strict=True):
         # Of an expression without a type the slot stays empty, as it was.
@@ -165,9 +170,11 @@ def _object(kind: type, field_values: list[object]) -> object:
 
 
 def decode(data: bytes | bytearray) -> object:
-    """Return the value that `encode` turned into bytes. Raises KeyError for an operator that this
-    process has not registered. Bytes of strangers are as dangerous as any pickle."""
+    """Deserialize the value that `encode_value` wrote. Raises KeyError for an operator that this
+    process has not registered. Bytes of strangers are as dangerous as any pickle.
+    """
     values: list[object] = []
+    # Parts come before what holds them, so that one pass without recursion is enough.
     for kind, positions, leaf in pickle.loads(data):
         operands = [values[position] for position in positions]
         if kind is None:

@@ -1,4 +1,4 @@
-"""Types of Relay programs.
+"""Relay types.
 
 Tensors, tuples, functions, type variables, ADT instances, references, holes.
 """
@@ -20,7 +20,7 @@ from ekiden.runtime.errors import ExpressionError
 
 
 class Type(Node):
-    """Base of all types.
+    """Base class of types.
 
     `==` compares structure (TVM's rule): type parameters up to their names, a data type by its
     name, dimensions as expressions that are known to be equal, `?` with `?`. A type variable or a
@@ -51,7 +51,7 @@ class Type(Node):
 
 
 class TypeKind(IntEnum):
-    """What a type variable stands for (TVM's numbers)."""
+    """Kind of a type variable (TVM's numbers)."""
 
     TYPE = 0
     SHAPE_VAR = 1
@@ -81,16 +81,17 @@ MAX_ELEMENTS = 2**59
 
 
 def _fits_in_memory(shape: Sequence[PrimExpr]) -> bool:
-    """Return whether the product of the extents that are known, none of them 0, is a size that
-    addresses can have. An extent of 0 beside a larger one is no excuse: strides are products too.
+    """Return whether the product of the known nonzero extents is at most MAX_ELEMENTS. An extent of
+    0 beside a larger one is no excuse: strides are products too.
     """
     sizes = (d.value for d in shape if isinstance(d, IntImm) and d.value > 1)
+    # Unknown extents count as 1: only what is certain is refused.
     return math.prod(sizes) <= MAX_ELEMENTS
 
 
 @node("relay.TensorType")
 class TensorType(Type):
-    """A tensor.
+    """Tensor type: shape and dtype.
 
     Each dimension is an int64 expression: IntImm, SizeVar, arithmetic on them, or AnyDim. What is
     made from an unknown dimension is unknown: `? * 2` is `?`.
@@ -100,7 +101,7 @@ class TensorType(Type):
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """Normalise and check the shape, which may be any sequence of ints and expressions.
+        """Normalize and validate the shape, any sequence of ints and expressions.
 
         Raises ExpressionError for a shape that no tensor can have.
         """
@@ -120,15 +121,19 @@ class TensorType(Type):
             raise ExpressionError(
                 f"a tensor's type: no more than {MAX_ELEMENTS} elements fit in memory, got ({text})"
             )
+        # `? + 1` says no more than `?`, and two such dimensions must not look comparable.
         if any(map(_is_made_from_unknown, self.shape)):
             dims = (AnyDim() if _is_made_from_unknown(d) else d for d in self.shape)
             freeze(self, shape=tuple(dims))
         if self.dtype in OTHER_NAMES:
+            # TVM's "float" and "float32" are one dtype.
             freeze(self, dtype=OTHER_NAMES[self.dtype])
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:
-        """Return the shape as ints. Raises ValueError when a dimension is no constant."""
+        """Return the static shape as a tuple of ints. Raises ValueError when a dimension is no
+        constant.
+        """
         extents = tuple(d.value for d in self.shape if isinstance(d, IntImm))
         if len(extents) < len(self.shape):
             raise ValueError(f"concrete_shape: not every dimension of {self!r} is a constant")
@@ -137,18 +142,18 @@ class TensorType(Type):
 
 @node("relay.TupleType")
 class TupleType(Type):
-    """A tuple of fields."""
+    """Tuple type."""
 
     fields: tuple[Type, ...]
 
     def __post_init__(self) -> None:
-        """Make the fields, which may be any sequence, a tuple."""
+        """Convert the fields to a tuple."""
         freeze(self, fields=tuple(self.fields))
 
 
 @node("relay.TypeVar")
 class TypeVar(Type):
-    """A type parameter; identity is its meaning."""
+    """Type parameter, compared by identity."""
 
     name_hint: str
     kind: TypeKind = TypeKind.TYPE
@@ -156,25 +161,25 @@ class TypeVar(Type):
     __hash__ = object.__hash__
 
     def __call__(self, *args: Type) -> TypeCall:
-        """Return `self[args]`."""
+        """Apply the type to arguments: `self[args]`."""
         return TypeCall(self, args)
 
 
 @node("relay.GlobalTypeVar")
 class GlobalTypeVar(Type):
-    """The name of an algebraic data type."""
+    """Name of an algebraic data type."""
 
     name_hint: str
     kind: TypeKind = TypeKind.ADT_HANDLE
 
     def __call__(self, *args: Type) -> TypeCall:
-        """Return `self[args]`."""
+        """Apply the type to arguments: `self[args]`."""
         return TypeCall(self, args)
 
 
 @node("relay.FuncType")
 class FuncType(Type):
-    """A function type, possibly polymorphic."""
+    """Function type, possibly polymorphic."""
 
     arg_types: tuple[Type, ...]
     ret_type: Type
@@ -184,7 +189,7 @@ class FuncType(Type):
     refuses functions of such types: relations belong to operators."""
 
     def __post_init__(self) -> None:
-        """Make the parameters, which may be any sequences, tuples."""
+        """Convert the parameters to tuples."""
         params, held = self.type_params or (), self.type_constraints or ()
         freeze(self, arg_types=tuple(self.arg_types), type_params=tuple(params))
         freeze(self, type_constraints=tuple(held))
@@ -192,8 +197,8 @@ class FuncType(Type):
 
 @node("relay.TypeRelation")
 class TypeRelation(Type):
-    """A relation between types (TVM's name): a function gives the last ones from the first
-    `num_inputs`. None stands for a relation that is not named.
+    """Type relation (TVM's name): a function that determines the output types from the first
+    `num_inputs` ones. None stands for a relation that is not named.
     """
 
     func: EnvFunc | None
@@ -202,7 +207,7 @@ class TypeRelation(Type):
     attrs: Attrs | None = None
 
     def __post_init__(self) -> None:
-        """Make the types, which may be any sequence, a tuple. Raises ValueError for more inputs
+        """Convert the types to a tuple and validate `num_inputs`. Raises ValueError for more inputs
         than types.
         """
         freeze(self, args=tuple(self.args))
@@ -213,26 +218,26 @@ class TypeRelation(Type):
 
 @node("relay.TypeCall")
 class TypeCall(Type):
-    """An algebraic data type applied to arguments: `List[Tensor[(), float32]]`."""
+    """Algebraic data type applied to type arguments: `List[Tensor[(), float32]]`."""
 
     func: Type
     args: tuple[Type, ...]
 
     def __post_init__(self) -> None:
-        """Make the arguments, which may be any sequence, a tuple."""
+        """Convert the arguments to a tuple."""
         freeze(self, args=tuple(self.args))
 
 
 @node("relay.RefType")
 class RelayRefType(Type):
-    """A mutable reference."""
+    """Type of a mutable reference."""
 
     value: Type
 
 
 @node("relay.IncompleteType")
 class IncompleteType(Type):
-    """A hole that type inference fills; prints as `_`."""
+    """Type hole that inference fills; prints as `_`."""
 
     kind: TypeKind = TypeKind.TYPE
 
@@ -241,18 +246,16 @@ class IncompleteType(Type):
 
 @node("relay.StorageType")
 class StorageType(Type):
-    """The type of a buffer made by `memory.alloc_storage`."""
+    """Type of a storage allocated by `memory.alloc_storage`."""
 
 
 def tensor_type(shape: Sequence[ExprLike], dtype: str = "float32") -> TensorType:
-    """Return a TensorType from Python ints and expressions."""
+    """Build a TensorType from ints and expressions."""
     return TensorType(tuple(convert(d, "int64") for d in shape), dtype)
 
 
 def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
-    """Return whether two types have one structure; type parameters of `a` are `renamed` to those of
-    `b`.
-    """
+    """Return whether two types are equal under the renaming of `a`'s type parameters to `b`'s."""
     if type(a) is not type(b):
         return False
     match a, b:
@@ -305,7 +308,7 @@ def _same_dims(xs: tuple[PrimExpr, ...], ys: tuple[PrimExpr, ...]) -> bool:
 
 
 def _same_expr(x: PrimExpr, y: PrimExpr) -> bool:
-    """Return whether two expressions are written alike."""
+    """Return whether two expressions are structurally identical."""
     if type(x) is not type(y) or isinstance(x, Var) or literals(x) != literals(y):
         return False
     inside = children(x), children(y)
@@ -323,9 +326,7 @@ def _is_proved(x: PrimExpr, y: PrimExpr) -> bool:
 
 
 def _hash(kind: Type) -> int:
-    """Return a hash that is equal for equal types: nothing of a type variable that may be
-    renamed.
-    """
+    """Return a hash consistent with type equality, independent of type parameter names."""
     match kind:
         case TensorType(shape=shape, dtype=dtype):
             # Dimensions that are no constants may be equal though written in different ways.
@@ -333,6 +334,7 @@ def _hash(kind: Type) -> int:
         case TupleType(fields=fields):
             return hash(("tuple", *fields))
         case FuncType():
+            # Only what no renaming of type parameters changes: counts, not the types.
             return hash(("fn", len(kind.arg_types), len(kind.type_params)))
         case TypeCall(func=func, args=args):
             return hash((func, *args))
@@ -349,9 +351,10 @@ def _hash(kind: Type) -> int:
 
 
 def with_dims(kind: Type, symbols: Iterator[PrimExpr]) -> Type:
-    """Return a type with symbols, from the left, for its unknown dimensions."""
+    """Replace the unknown dimensions of a type with symbols, from left to right."""
     if isinstance(kind, TupleType):
         return TupleType(tuple(with_dims(f, symbols) for f in kind.fields))
     assert isinstance(kind, TensorType)
+    # The symbols are in the order of the `?` in the type, through its fields.
     dims = tuple(next(symbols) if isinstance(d, AnyDim) else d for d in kind.shape)
     return TensorType(dims, kind.dtype)

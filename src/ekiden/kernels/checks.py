@@ -47,7 +47,7 @@ def with_checks(
 def _checked(
     check: RangeCheck, inputs: Sequence[Tensor], buffers: Mapping[Tensor, Buffer], target: Target
 ) -> Stmt | None:
-    """Return the statements of one check; None if it cannot fail."""
+    """Emit the statements of one check; return None if it cannot fail."""
     between = [t for t in te.post_order_tensors([check.values]) if t not in buffers]
     non_injective = [t for t in between if not te.is_injective(t)]
     assert not non_injective, (
@@ -83,7 +83,7 @@ def _checked(
 
 
 def _by_threads(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]) -> Stmt:
-    """Return a launch with a thread per index, before the launches that use them."""
+    """Emit a launch with a thread per index, before the launches that use them."""
     index, shape = Var("index"), check.values.shape
     at = coordinates(index, shape)
     extent = product(shape) if shape else const(1)
@@ -98,10 +98,11 @@ def _behind_flag(
     buffers: Mapping[Tensor, Buffer],
     target: Target,
 ) -> Stmt:
-    """Return the search for the wrong index, guarded by a vectorised pass that tells whether there
-    is one.
+    """Emit the search for the wrong index, guarded by a vectorised pass that tells whether there is
+    one.
     """
     wrong = out_of_range_flag(check)
+    # The common case has no wrong index: one vectorised reduction instead of a branch per element.
     counted = schedule_default(list(inputs), [wrong], target, "check")
     flag_buffer = Buffer(wrong.name, (const(1),), wrong.dtype, "local")
     real = {own: buffers[t] for own, t in zip(counted.buffers, inputs, strict=False)}

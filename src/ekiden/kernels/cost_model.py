@@ -197,7 +197,7 @@ def hides_prefetches(rows: int, vectors: int, target: Target, dtype: str = "floa
 
 
 def _late_share(part_count: int, target: Target) -> float:
-    """Return how much longer than the mean the most loaded thread takes."""
+    """Return the load imbalance: the largest thread's share of the work over the mean."""
     return (
         -(-part_count // target.cores) * target.cores / part_count
         if part_count >= target.cores
@@ -226,6 +226,7 @@ def _columns_cost(vectors: int, product: Product, target: Target) -> float:
     share = _late_share(panels, target)
     blocking = Blocking(product, vectors * lanes, tile_rows(vectors, product, target), target)
     if blocking.tiles and blocking.tiles >= target.cores and blocking.order() == "row":
+        # Threads may share row tiles instead of panels: the better balance of the two counts.
         share = min(share, _late_share(blocking.tiles, target))
     cost = full_panels * panel_cycles(vectors) + (
         panel_cycles(tail_vectors) if tail_vectors else 0.0
@@ -349,6 +350,8 @@ class Blocking:
         if size.rows is not None and size.rows <= MAX_L2_ROWS:
             if not self.waits_for_more(size.depth):
                 return 0
+            # Per step of k, L2 holds all rows once and two panels (the current one and the next): 4
+            # bytes each.
             limit = int(USABLE_CACHE_FRACTION * second.size) // (4 * (size.rows + 2 * self.panel))
         else:  # rows stream by a panel
             limit = second.size // 2 // (4 * self.panel)
@@ -384,6 +387,7 @@ class Blocking:
         # unknown tiles may be one or two, which find no panel brought nearer by others
         is_by_panel = order == "panel" and self.tiles is not None
         is_near = is_by_panel or self.weights <= second.size // 2
+        # Several latencies ahead: hardware needs slack where several misses queue up.
         wait = PREFETCH_LATENCIES * (second if is_near else third).latency
         steps = max(wait / self.cycles, MIN_PREFETCH_BYTES / (4 * self.panel))
         return next((d for d in PREFETCH_DISTANCES[1:] if d >= steps), PREFETCH_DISTANCES[-1])

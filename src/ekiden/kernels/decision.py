@@ -27,7 +27,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """Knob of a kernel: its name, every value it may have, and what it means."""
+    """A knob of a kernel: its name, every value it may have, and its documentation."""
 
     name: str
     domain: tuple[Value, ...]
@@ -58,7 +58,7 @@ Space: TypeAlias = tuple[Knob, ...]
 
 @dataclass(frozen=True, slots=True)
 class Decision(Mapping[str, Value]):
-    """A value for each choice of a space, in its order."""
+    """A value for each knob of a search space, in its order."""
 
     pairs: tuple[tuple[str, Value], ...] = ()
 

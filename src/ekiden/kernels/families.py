@@ -37,7 +37,8 @@ _MODULES: Mapping[str, str] = {
 
 
 class _Families(Mapping[str, Family]):
-    """Families by name, each module loaded when a row of it is first asked for.
+    """A mapping of families by name, each module loaded when one of its families is first
+    requested.
 
     The layout of weights is asked of few families, and the loops of the others are half of what
     importing this package takes.

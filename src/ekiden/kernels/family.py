@@ -44,8 +44,9 @@ def kernel_program(inputs: Tensors, kernel: Kernel, name: str) -> PrimFunc:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The sizes of a product of matrices as far as they are known: `rows` of data, `columns` of
-    results, `depth` terms of each; None for what only a run knows."""
+    """The sizes of a matrix product as far as they are known: `rows` of data, `columns` of results,
+    `depth` terms of each; None for what only a run knows.
+    """
 
     rows: int | None
     columns: int | None
@@ -83,7 +84,8 @@ def all_outputs(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Row of the table of kernels.
+    """A kernel family: which computations it covers, what it needs of a processor, its search
+    space, its default decision, and how its loops are built.
 
     The fields are, besides the name, which is the tag of the anchor operation:
 

@@ -23,7 +23,8 @@ def _ints(value: object) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Depth:
     """The outermost of three spatial axes: an image is then one slice of the result, and reads
-    `kernel` slices of the data."""
+    `kernel` slices of the data.
+    """
 
     size: PrimExpr
     out: PrimExpr
@@ -35,7 +36,7 @@ class Depth:
 
     @property
     def padded(self) -> PrimExpr:
-        """Slices of the data as it is read."""
+        """Return the slices of the data with padding."""
         return simplify(self.size + (self.front + self.back))
 
 
@@ -45,8 +46,9 @@ FLAT = Depth(const(1), const(1), 1, 1, 0, 0, 1)
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The numbers of one convolution. Strides, dilation, kernel as (y, x); padding as (top, left,
-    bottom, right); data and out as (image, y, x, channel), where every slice is an image."""
+    """The sizes of one convolution. Strides, dilation, kernel as (y, x); padding as (top, left,
+    bottom, right); data and out as (image, y, x, channel), where every slice is an image.
+    """
 
     data: tuple[PrimExpr, ...]
     out: tuple[PrimExpr, ...]
@@ -64,7 +66,9 @@ class Geometry:
 
     @property
     def reach(self) -> tuple[int, int]:
-        """Lines, and pixels of a line, from the first that a result reads to the last."""
+        """Return the lines, and the pixels of a line, from the first that a result reads to the
+        last.
+        """
         down, across = ((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
         return down, across
 
@@ -91,7 +95,7 @@ class Geometry:
         return all(map(prove_equal, self.data[:3], self.out[:3]))
 
     def padded(self) -> tuple[PrimExpr, ...]:
-        """Height and width of the data as it is read: with zeros around it."""
+        """Return height and width of the data with padding."""
         top, left_pad, bottom, right = self.padding
         return simplify(self.data[1] + top + bottom), simplify(self.data[2] + left_pad + right)
 
@@ -187,7 +191,8 @@ def geometry_of(anchor: te.Tensor) -> Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Phases:
-    """Axis of a transposed convolution.
+    """One axis of a transposed convolution, by phases: results at stride * q + phase depend on
+    every stride-th tap only.
 
     Its results stride * q + phase are an ordinary convolution over q: with position = stride * q +
     phase + before, they are the sum over taps of
@@ -223,7 +228,7 @@ class Phases:
 
     @property
     def front(self) -> int:
-        """Zeros before the data, so that all taps of the first results are in it."""
+        """Return the zeros before the data, so that all taps of the first results are in it."""
         return max(0, ((self.kernel - 1) * self.dilation - self.before) // self.stride)
 
     @property
@@ -233,7 +238,7 @@ class Phases:
 
     @property
     def back(self) -> int:
-        """Zeros behind the data."""
+        """Return the zeros behind the data."""
         return max(0, -(-self.extra // self.stride) - 1 + self.ahead)
 
     def count(self, size: PrimExpr) -> PrimExpr:

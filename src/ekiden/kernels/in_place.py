@@ -42,6 +42,7 @@ def in_place_inputs(
     is_plain = len(outputs) == 1 and output is not anchor and all(map(is_injective, consumers))
     if not is_plain or output.is_part or not isinstance(op, ComputeOp):
         return ()
+    # Only after inlining is it visible at which indices each input is read.
     body = Inliner(set(consumers)).expr(op.body[output.value_index])
     axes = [a.var for a in op.axis]
     # The anchor reads its inputs at many indices before the first element is stored.

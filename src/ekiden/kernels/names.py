@@ -24,8 +24,7 @@ _NO_OVERRIDES: Mapping[str, Fixed] = {}
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The family of a group, what its kernels are made around (None: the whole group), and the
-    decision."""
+    """The family of a group, its anchor (None: the whole group), and the decision."""
 
     family: Family
     anchor: te.Tensor | None
@@ -191,6 +190,8 @@ def _with_in_place(
 ) -> PrimFunc:
     family = chosen.family
     anchor = chosen.anchor
+    # A scatter-like kernel must alias its operand; for all others aliasing is an option of the
+    # memory planner.
     if updated := updated_inputs(inputs, outputs):
         func = _in_place(func, updated)
         return func.with_fields(attrs={**(func.attrs or {}), "tir.updates": True})

@@ -75,7 +75,7 @@ def tiled_function(
 
 
 class TiledKernel(Protocol):
-    """A kernel of register tiles that is being built."""
+    """The interface of a builder of a kernel of register tiles."""
 
     @property
     def buffers(self) -> Mapping[te.Tensor, Buffer]:

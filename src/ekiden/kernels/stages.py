@@ -99,7 +99,9 @@ def chosen_stages(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def distinct_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Outputs as distinct computations: an input or a repeated tensor among them becomes a copy."""
+    """Return outputs that are distinct computations: an input or a repeated tensor among them
+    becomes a copy.
+    """
     visited: set[Tensor] = set()
     results: list[Tensor] = []
     for tensor in outputs:

@@ -35,7 +35,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Kernel that a schedule is for: the outputs, the anchor, the target, the decision."""
+    """A kernel to schedule: the outputs, the anchor, the target, the decision."""
 
     outputs: Sequence[te.Tensor]
     anchor: te.Tensor

@@ -23,9 +23,9 @@ __all__ = ["ARCHITECTURES", "Architecture", "DecoderConfig", "read_config"]
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The tensor names of a checkpoint; `{}` is the layer number. A part with several names is
-    their rows concatenated, except a head, which is the first name that exists; an empty name
-    means no tensor.
+    """Tensor names of a checkpoint; `{}` is the layer number. A part with several names is their
+    rows concatenated, except a head, which is the first name that exists; an empty name means no
+    tensor.
     """
 
     embedding: str = "model.embed_tokens.weight"
@@ -64,7 +64,7 @@ NEOX_NAMES = Names(
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A table row: how a family differs from Llama.
+    """Row of the table of architectures: how a family of decoders differs from Llama.
 
     norm: "rms", "rms_one" (the weight is what is added to 1) or "layer"; epsilon: the key of the
     configuration for what is added to variances, and its default. activation: the key of the
@@ -178,7 +178,9 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """A decoder: its sizes and what its family does. Windows and ropes are per layer."""
+    """Configuration of a decoder: its sizes, and the variations of its family. Windows and ropes
+    are per layer.
+    """
 
     architecture: str
     vocabulary: int
@@ -223,6 +225,7 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
     row = ARCHITECTURES[name]
     hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
     groups = whole(config, "num_key_value_heads", heads)
+    # Grouped-query models may have head_dim * heads unequal to hidden_size.
     depth = whole(config, "head_dim", hidden // heads, 1)
     if heads % groups:
         raise ImportModelError(
@@ -268,6 +271,7 @@ def read_config(config: Mapping[str, Any], context: int | None = None) -> Decode
         parallel=bool(row.parallel) and bool(config.get(row.parallel, True)),
         tied=row.tied if tied is None else bool(tied),
         by_head=row.by_head,
+        # Gemma scales embeddings by sqrt(hidden_size).
         embedding_scale=math.sqrt(hidden) if row.scaled_embedding else 1.0,
         score_scale=1 / math.sqrt(scale or depth),
         score_softcap=real(config, "attn_logit_softcapping", 0.0),

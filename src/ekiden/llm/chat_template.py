@@ -80,6 +80,7 @@ def _environment() -> Any:  # noqa: ANN401  # of a package that is loaded late
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
+    # Templates come with downloaded models and are not trusted.
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
@@ -96,7 +97,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Serialize JSON like transformers: that of Jinja escapes what HTML has a meaning for."""
+    """Serialise JSON as transformers does; Jinja's own filter escapes HTML characters."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

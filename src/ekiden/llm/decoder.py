@@ -56,14 +56,14 @@ _LOG = logging.getLogger("ekiden")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of the KV cache: tokens per page, dtype, and pages per block."""
+    """Layout of the KV cache: tokens per page, dtype, and pages per block."""
 
     page: int = 64
     dtype: str = "float32"
     row: int = 16
 
     def blocks(self, pages: int) -> int:
-        """Return the number of blocks that hold so many pages."""
+        """Return the number of blocks that hold `pages` pages."""
         return -(-pages // self.row)
 
 
@@ -75,7 +75,9 @@ def cache_shape(config: DecoderConfig, layout: Layout, blocks: object) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a call as variables."""
+    """Input variables of a call: token ids, sequences, positions, page tables, and the rows whose
+    logits are wanted.
+    """
 
     ids: Var
     sequences: Var
@@ -104,7 +106,7 @@ class Tokens:
 
 
 class _Builder:
-    """Builds the body of `forward`."""
+    """Builder of the body of `forward`."""
 
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig, layout: Layout) -> None:
         self.config, self.layout = config, layout
@@ -133,6 +135,7 @@ class _Builder:
         state: Var = cache
         for n in range(config.layers):
             x, state = self._layer(n, x, state, tokens, rotations[config.rope_of[n]])
+        # Only the picked positions reach the head, the largest product of a prefill.
         x = self.parts.norm(op.take(x, tokens.picks, axis=0), names.norm)
         has = self.parts.has
         head = next((head_name for head_name in names.head if has(head_name)), names.head[0])
@@ -166,6 +169,7 @@ class _Builder:
         if names.after_attention:
             attended = tensors.norm(attended, prefix + names.after_attention)
         middle = self.let(f"attended_{n}", op.add(x, attended))
+        # GPT-NeoX's parallel residual: attention and MLP read the same input.
         mlp_input = x if config.parallel else middle
         mixed = self._mlp(prefix, tensors.norm(mlp_input, prefix + names.before_mlp))
         if names.after_mlp:
@@ -250,6 +254,7 @@ def _rotated(x: Expr, rope: Rope, rotation: tuple[Var, Var], depth: int) -> Expr
     turning = 2 * pairs
     unrotated = [_slice(x, turning, depth, 2)] if turning < depth else []
     halves = [_slice(x, 0, pairs, 2), _slice(x, pairs, turning, 2)]
+    # Pairs are neighbours (GPT-J) instead of the two halves of a head (GPT-NeoX).
     if rope.interleaved:
         halves = [op.strided_slice(x, [at], [turning], [2], axes=[2]) for at in (0, 1)]
     first, second = halves
@@ -280,6 +285,7 @@ def decoder_module(
     forward, entry = GlobalVar(name), f"{name}_step"
     builder = _Builder(checkpoint, config, layout)
     functions: dict[GlobalVar | str, BaseFunc] = {forward: builder.forward()}
+    # Files of tied models often hold a copy of the embedding as the head.
     heads = config.names.head if config.tied else ()
     if unread := [name for name in builder.parts.unread if name not in heads]:
         more = f" and {len(unread) - MAX_SHOWN_NAMES} more" if len(unread) > MAX_SHOWN_NAMES else ""
@@ -297,6 +303,7 @@ def _entry(forward: GlobalVar, config: DecoderConfig, layout: Layout) -> Functio
     shape = cache_shape(config, layout, AnyDim())
     kind = TensorType(tuple(map(_dim, shape)), layout.dtype)
     state, tokens = Var("state", RefType(kind)), Tokens.make()
+    # The reference is emptied meanwhile, so that the cache has one owner and is updated in place.
     none = const(np.zeros([0, *(int(str(d)) for d in shape[1:])], layout.dtype))
     cache, both = Var("cache"), Var("both")
     body: Expr = TupleGetItem(both, 0)

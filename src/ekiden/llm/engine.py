@@ -52,7 +52,7 @@ def whole_tokens(values: Sequence[int]) -> list[int]:
 
 @dataclass(eq=False)
 class Stream:
-    """A text in progress: an iterator over the tokens generated for it. Closing it, or dropping the
+    """Text in generation: an iterator over the tokens generated for it. Closing it, or dropping the
     iterator, ends it.
     """
 
@@ -81,12 +81,12 @@ class Stream:
 
     @property
     def limit(self) -> int:
-        """Return its maximum number of tokens, prompt included."""
+        """Return the maximum number of tokens, prompt included."""
         return min(len(self.prompt) + self.sampling.max_tokens, self.engine.model.context)
 
     @property
     def length(self) -> int:
-        """Return its number of tokens."""
+        """Return the number of tokens."""
         return len(self.prompt) + len(self.tokens)
 
     @property
@@ -96,7 +96,7 @@ class Stream:
 
     @property
     def whole(self) -> tuple[int, ...]:
-        """Return all its tokens, prompt included."""
+        """Return all tokens, prompt included."""
         return (*self.prompt, *self.tokens)
 
     @property
@@ -121,12 +121,14 @@ class Stream:
         return self.tokens[self.given - 1]
 
     def close(self) -> None:
-        """Stop generating tokens for it."""
+        """Stop the generation."""
         self.engine.close(self)
 
 
 class Engine:
-    """A scheduler of one model's texts; its methods are thread-safe."""
+    """Generation engine: schedules the texts of one model by continuous batching; its methods are
+    thread-safe.
+    """
 
     def __init__(self, model: Model, *, sequences: int = 16, chunk: int = 512,
                  steps: int = 1) -> None:  # fmt: skip
@@ -208,6 +210,7 @@ class Engine:
         """End closed texts if the lock is free; it is checked after each step once the lock is
         released, since closing a text does not wait for the lock.
         """
+        # Non-blocking: the holder of the lock ends closed texts when it releases it.
         while self._closed and self._lock.acquire(blocking=False):
             try:
                 self._end_closed()
@@ -271,6 +274,7 @@ class Engine:
         """Process prompts in one call together with running texts, which come first so that none
         waits for another's prompt.
         """
+        # Chunked prefill bounds the time that running texts wait for a long prompt.
         budget, segments = self.chunk, []
         for stream in sorted(self._running, key=lambda item: item.read < len(item.prompt)):
             first = self._first(stream)
@@ -312,6 +316,7 @@ class Engine:
         streams = list(self._running)
         if not streams:
             return
+        # No text may run past its limit within one call.
         steps = min(self.steps, *(running.limit - running.length for running in streams))
         if any(candidate.grammar is not None for candidate in streams):
             steps = 1  # whether a form has an end is known here

@@ -16,7 +16,7 @@ __all__ = ["GGUFCheckpoint", "GGUFFile", "write_gguf"]
 
 
 class GGUFCheckpoint(Mapping[str, Weight]):
-    """A GGUF language model under transformers' names.
+    """GGUF language model as a checkpoint, under the tensor names of transformers.
 
     Query and key rows that the file permutes are restored to transformers' order (copied when they
     are requested). `file` is the file's own metadata. Raises LoadError, also for an unknown
@@ -55,7 +55,7 @@ class GGUFCheckpoint(Mapping[str, Weight]):
         return {k.removeprefix(prefix): v for k, v in entries if k.startswith(prefix)}
 
     def check(self) -> None:
-        """Raises LoadError if the file has changed since it was opened."""
+        """Raise LoadError if the file has changed since it was opened."""
         self.file.check()
 
     def __iter__(self) -> Iterator[str]:

@@ -35,7 +35,7 @@ _LOG = logging.getLogger("ekiden")
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A row of the table.
+    """Row of the table of GGUF architectures.
 
     name: in GGUF files. model_type, model: in config.json. tensors: GGUF name -> transformers';
     "blk.{}" stands for a layer. given: hyperparameters that files do not have. keys: those that
@@ -140,8 +140,8 @@ def _windows(config: Config, period: int, full_layer: int) -> None:
 
 
 def _query_scale(config: Config, layers: int) -> None:
-    """Set the scale of queries, which are divided by the root of the head size; in the largest
-    model, of `layers`, of the hidden size shared out to the heads.
+    """Set the scale of queries: 1 / sqrt(head size), or in the largest model (with `layers` layers)
+    1 / sqrt(hidden size / heads).
     """
     shared = _number(config, "hidden_size") // _number(config, "num_attention_heads")
     is_large = config["num_hidden_layers"] == layers
@@ -233,8 +233,10 @@ def restored(row: Architecture, file: GGUFFile, name: str, new: str) -> Weight:
     """Return a tensor in transformers' layout, undoing GGUF's conversions."""
     weight = replace(file[name], name=new)
     base = _LAYER_PATTERN.sub("", name.removesuffix(".weight").removesuffix(".bias"))
+    # llama.cpp stores Gemma's norm weights with 1 added.
     if row.raised and base.endswith("norm"):
         return Weight(new, "float32", weight.shape, weight.values() - np.float32(1))
+    # llama.cpp interleaves the rotary halves of query and key rows.
     if row.permuted and base in ("attn_q", "attn_k"):
         heads = "num_attention_heads" if base == "attn_q" else "num_key_value_heads"
         return _turned(row, file, name, weight, heads, 2, inner=True)
@@ -310,7 +312,7 @@ def config_of(row: Architecture, file: GGUFFile) -> Config:
 
 
 def _says(value: object) -> bool:
-    """Return whether an entry is not zero or empty, as the number of experts is in dense models."""
+    """Return whether an entry is set: non-zero and non-empty. Dense models have 0 experts."""
     return not isinstance(value, (int, float, str)) or bool(value)
 
 
@@ -328,7 +330,7 @@ def _value(file: GGUFFile, key: str) -> object:
 
 
 def _complete(row: Architecture, file: GGUFFile, config: Config) -> None:
-    """Derive what follows from tensors, tokens and other hyperparameters."""
+    """Derive the settings that follow from tensors, tokens and other hyperparameters."""
     key = f"{row.name}.attention.head_count"
     heads, hidden = _checked(file, key), _checked(file, f"{row.name}.embedding_length")
     layers = _checked(file, f"{row.name}.block_count")
@@ -344,6 +346,7 @@ def _complete(row: Architecture, file: GGUFFile, config: Config) -> None:
     turned = _checked(file, f"{row.name}.rope.dimension_count", head_dim)
     if turned != head_dim and head_dim > 0:
         config["partial_rotary_factor"] = turned / head_dim
+    # Tied models store no output matrix.
     config["tie_word_embeddings"] = "output.weight" not in file
     config["attention_bias"] = "blk.0.attn_q.bias" in file or "blk.0.attn_qkv.bias" in file
     config["mlp_bias"] = "blk.0.ffn_up.bias" in file
@@ -363,6 +366,7 @@ def _rope_scaling(row: Architecture, file: GGUFFile, config: Config) -> Config |
         attention = _value(file, f"{prefix}attn_factor")
         return scaling if attention is None else {**scaling, "attention_factor": attention}
     if "rope_freqs.weight" in file:
+        # Llama 3's scaling is stored as one divisor per frequency.
         factors = _factors(file, "rope_freqs.weight")
         scaling = {"rope_type": "longrope", "long_factor": factors, "short_factor": factors}
         length = original or config.get("max_position_embeddings", 0)
@@ -382,6 +386,7 @@ def _rope_scaling(row: Architecture, file: GGUFFile, config: Config) -> Config |
     }
     by, factor = _value(file, f"{prefix}attn_factor"), scaling["factor"]
     if kind == "yarn" and isinstance(by, float) and isinstance(factor, (int, float)) and factor > 1:
+        # YaRN's 0.1 ln(factor) + 1, which files leave out of attn_factor.
         more["attention_factor"] = by * (1 + 0.1 * math.log(factor))
     return {**scaling, **{name: value for name, value in more.items() if value is not None}}
 

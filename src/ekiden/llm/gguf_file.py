@@ -58,7 +58,7 @@ CODE_BY_FORMAT = {name: code for code, name in FORMAT_BY_CODE.items()}
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor's entry: its shape, type code and file offset."""
+    """Table entry of a tensor: its shape, type code and file offset."""
 
     shape: tuple[int, ...]
     code: int
@@ -66,7 +66,7 @@ class _Tensor:
 
 
 class _Cursor:
-    """A reader that advances through a file."""
+    """Reader that advances through a GGUF file."""
 
     def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
         self.path, self.data, self.at = path, data, 0
@@ -106,12 +106,15 @@ class _Cursor:
         bytes.
         """
         count = int(self.number(NUMBER_TYPES[10]))
+        # Refuses forged counts before anything of that size is allocated.
         if count * min_bytes > self.left:
             raise self.fail(f"{count} {of} do not fit into the {self.left} bytes that follow")
         return count
 
     def string(self, errors: str = "strict") -> str:
-        """Return text; of entries' values any bytes, as tokens may be parts of characters."""
+        """Return a string; in metadata values any bytes are accepted, because tokens may be parts
+        of characters.
+        """
         raw = self.take(self.count(1, "bytes of a string")).tobytes()
         try:
             return raw.decode("utf-8", errors)
@@ -152,7 +155,7 @@ class _Cursor:
 
 
 class GGUFFile(Mapping[str, Weight]):
-    """A GGUF file under its own names: tensors by name, and `metadata`. The file is mapped: tensors
+    """GGUF file under its own names: tensors by name, and `metadata`. The file is mapped: tensors
     are read-only views of it. Raises LoadError.
     """
 
@@ -195,7 +198,7 @@ class GGUFFile(Mapping[str, Weight]):
         return Weight(name, format, tensor.shape, raw.view(dtype).reshape(shape))
 
     def check(self) -> None:
-        """Raises LoadError if the file has changed since it was opened."""
+        """Raise LoadError if the file has changed since it was opened."""
         self._bytes.check()
 
 
@@ -217,6 +220,7 @@ def _header(cursor: _Cursor) -> tuple[int, int]:
         raise cursor.fail(f"no GGUF file: it begins with {magic!r}")
     version = cursor.u32()
     if version not in VERSIONS:
+        # GGUF 3 may be big-endian without a flag: only the version number reveals it.
         is_big = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
         why = "it is big-endian" if is_big else f"version 2 or 3 expected, got {version}"
         raise cursor.fail(why)
@@ -248,6 +252,7 @@ def _tensors(cursor: _Cursor, count: int) -> dict[str, _Tensor]:
         axes = cursor.u32()
         if axes > MAX_AXES:
             raise cursor.fail(f"at most {MAX_AXES} axes expected, got {axes}")
+        # GGUF lists extents fastest-varying first.
         shape = tuple(int(d) for d in cursor.take(8 * axes).view("<u8")[::-1])
         code, at = cursor.u32(), int(cursor.number(NUMBER_TYPES[10]))
         tensors[name] = _Tensor(shape, code, at)
@@ -262,6 +267,7 @@ def _placed(
     cursor.what = f"entry '{ALIGNMENT}'"
     if type(step) is not int or step < 1 or step & (step - 1):
         raise cursor.fail(f"a power of 2 expected, got {step!r}")
+    # Offsets of tensors count from the aligned end of the header.
     begin = -(-cursor.at // step) * step
     placed = {}
     for name, tensor in tensors.items():
@@ -307,6 +313,7 @@ def write_gguf(
             )
             at += -(-tensor.data.nbytes // step) * step
         for tensor in tensors:
+            # Tensor data start at multiples of general.alignment.
             _pad(file, step)
             file.write(np.ascontiguousarray(tensor.data).tobytes())
         _pad(file, step)

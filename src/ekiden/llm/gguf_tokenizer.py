@@ -52,7 +52,7 @@ BOS_KINDS = ("llama", "llama-bpe")
 
 
 class _Entries:
-    """A file's validated tokenizer entries."""
+    """Validated tokenizer entries of a GGUF file."""
 
     def __init__(self, path: Path, values: Mapping[str, object]) -> None:
         self.path, self.given = path, values
@@ -107,8 +107,8 @@ class _Entries:
 
 
 def merge_pairs(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return every pair of tokens that forms a token, the likeliest first; among equals, in token
-    order.
+    """Return every pair of tokens whose concatenation is a token, the likeliest first; ties in
+    token order.
     """
     number = {token: n for n, token in enumerate(tokens)}
     # a token may be a whole text: cuts are where both parts have the length of some token
@@ -122,6 +122,8 @@ def merge_pairs(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[st
                     continue
                 left_id, right = number.get(token[:cut]), number.get(token[cut:])
                 if left_id is not None and right is not None:
+                    # SentencePiece joins the pair of highest score first; merge lists are in order
+                    # of priority.
                     yield -scores[n], n, left_id, right
 
     return [(tokens[left_id], tokens[right]) for _, _, left_id, right in sorted(pairs())]

@@ -25,7 +25,7 @@ NO_MOVE = -1
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A constraint on answers.
+    """Grammar of answers: a deterministic automaton over the tokens of a vocabulary.
 
     pattern: the regular expression (RE2's syntax) that the whole answer matches. moves: int32
     [states, tokens], the state after each token, below 0 where it may not come. accepts: bool
@@ -60,19 +60,22 @@ class Grammar:
             if not token:
                 continue
             at = np.arange(len(table))
+            # All states advance together: a token costs as many gathers as it has bytes.
             for kind in kinds[np.frombuffer(token, np.uint8)]:
                 at = table[at, kind]
             moves[:, number] = at
         alive = _leads(moves, accepts)
         if not alive[0]:
             raise InputError(f"grammar: no tokens make a text that {pattern!r} matches")
+        # A token into a dead state would start a text that can never match.
         moves[(moves < 0) | ~alive[moves]] = NO_MOVE
         for end in ends:
+            # The end token is allowed exactly in accepting states.
             moves[:, end] = np.where(accepts, np.arange(len(table)), NO_MOVE)
         return Grammar(pattern, moves, accepts)
 
     def is_over(self, state: int) -> bool:
-        """Return whether no token can follow."""
+        """Return whether no token may follow."""
         return not (self.moves[state] >= 0).any()
 
 

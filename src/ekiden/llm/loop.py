@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The tokens a step generated for one text."""
+    """Tokens that a step generated for one text."""
 
     tokens: Sequence[int]
     finish: str = ""
@@ -35,7 +35,7 @@ class Update:
 
 @dataclass(eq=False, slots=True)
 class _Entry:
-    """A text in the loop."""
+    """Text in the loop, with its delivery function and deadline."""
 
     stream: Stream
     deliver: Callable[[Update], None]
@@ -46,7 +46,9 @@ class _Entry:
 
 
 class EngineLoop:
-    """Steps the texts of an engine. Its methods can be called from any thread and never wait."""
+    """Loop thread that owns the texts of an engine and makes its steps. Its methods can be called
+    from any thread and never wait.
+    """
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         """Start the loop; `clock()` is the time that deadlines refer to."""
@@ -101,6 +103,7 @@ class EngineLoop:
             with self._changed:
                 while not self._events and not self._entries and not self._is_closed:
                     self._changed.wait()
+                # Events run outside the lock, so that callers never wait for a step.
                 events, self._events = self._events, []
             for event in events:
                 event()

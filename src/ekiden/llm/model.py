@@ -40,8 +40,8 @@ DEFAULT_PROPOSALS = 4
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of an answer: the text that a token adds, empty if it is an incomplete character;
-    `finish` tells with the last piece why it is the last, "stop" or "length".
+    """Piece of an answer: the text that a token adds, empty if it is an incomplete character; the
+    last piece has `finish`, the reason why the answer is over: "stop" or "length".
     """
 
     token: int | None
@@ -108,6 +108,7 @@ def load(
     opened: list[object] = [opened_checkpoint, draft_checkpoint]
     for opened_file in opened:
         if isinstance(opened_file, FileBacked):
+            # A file changed during the compilation would leave torn weights in the program.
             opened_file.check()
     _give_back()
     return Model(exe, decoder, layout, context, sequences, Tokenizer.of(tokenizer), small)
@@ -120,6 +121,7 @@ def _layout(page: int, cache: str, config: DecoderConfig) -> Layout:
     row = CACHE_FORMATS[cache]
     if type(page) is not int or page < row.quantum or page % row.quantum:
         raise InputError(f"load: 'page' must be a multiple of {row.quantum}, got {page!r}")
+    # Quantized caches store whole blocks of a head's elements.
     if config.depth % row.quantum:
         raise InputError(
             f"load: a cache of {cache} is for heads of a multiple of {row.quantum} numbers, those"
@@ -129,8 +131,8 @@ def _layout(page: int, cache: str, config: DecoderConfig) -> Layout:
 
 
 def _give_back() -> None:
-    """Return memory freed by compilation to the system, where the allocator would keep it: glibc's
-    keeps 120 MB after a model of 135M.
+    """Return memory freed by compilation to the system (malloc_trim): glibc would keep 120 MB after
+    a model of 135M.
     """
     # glibc keeps freed arenas, and compiling frees gigabytes of intermediate weights.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
@@ -167,7 +169,7 @@ def _cache_of(checkpoint: Checkpoint, config: DecoderConfig) -> str:
 
 
 class Model:
-    """A compiled decoder. Any threads and engines may use it at once; calls are serialized."""
+    """Compiled decoder. Any threads and engines may use it at once; calls are serialized."""
 
     def __init__(
         self,
@@ -202,7 +204,7 @@ class Model:
             return self._engine
 
     def new_state(self, pages: int) -> tuple[runtime.Ref, ...]:
-        """Return caches of so many pages, one per decoder; memory is taken when they are first
+        """Return caches of `pages` pages, one per decoder; memory is committed when they are first
         written.
         """
         configs = (self.config,) if self._drafts is None else (self.config, self._drafts)
@@ -213,7 +215,7 @@ class Model:
         return runtime.Ref(runtime.empty(shape, self.layout.dtype))
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
-        """Raises InputError for an invalid prompt."""
+        """Raise InputError for an invalid prompt."""
         if not prompt:
             raise InputError("prompt: at least one token expected")
         if len(prompt) >= self.context:
@@ -292,7 +294,7 @@ class Model:
     def _speculate(
         self, state: tuple[runtime.Ref, ...], streams: Sequence[Stream], tables: Ints, steps: int
     ) -> list[list[int]]:
-        """Return the tokens of some rounds of proposals."""
+        """Return the tokens of rounds of speculative decoding."""
         count = self.spare
         rounds = max(1, steps // (count + 1))
         history, settings, seeds, is_greedy = self._choices(streams, rounds * (count + 1))
@@ -312,8 +314,8 @@ class Model:
     def _choices(
         self, streams: Sequence[Stream], steps: int
     ) -> tuple[Ints, NDArray[np.float32], NDArray[np.int64], NDArray[np.bool_]]:
-        """Return (history with room for `steps` tokens, settings, seeds, whether all are
-        greedy).
+        """Return the inputs of token selection: (history with room for `steps` tokens, settings,
+        seeds, whether all are greedy).
         """
         width = max(candidate.length for candidate in streams) + steps
         history = np.zeros((len(streams), width), np.int32)
@@ -331,8 +333,8 @@ class Model:
         return history, settings, seeds, np.array(all(s.sampling.is_greedy for s in streams))
 
     def _forms(self, streams: Sequence[Stream]) -> tuple[runtime.Tensor, Ints]:
-        """Return the concatenated tables of the texts' grammars, and each text's state there, -1
-        without a grammar.
+        """Return the concatenated transition tables of the texts' grammars, and each text's state
+        in them, -1 without a grammar.
         """
         grammars = list(dict.fromkeys(s.grammar for s in streams if s.grammar is not None))
         if not grammars:
@@ -414,6 +416,7 @@ class Model:
             raise InputError("stop: tokens only, as the model has no tokenizer")
         stream = self.engine.submit(self.encode(prompt), options)
         pieces = self._pieces(stream)
+        # A generator that never starts does not reach its finally clause.
         weakref.finalize(pieces, stream.close).atexit = False  # also one that was never begun
         return pieces
 

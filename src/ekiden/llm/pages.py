@@ -21,7 +21,7 @@ tokens for each page would grow with the square of a text."""
 
 
 class Pages:
-    """The page allocator of one cache."""
+    """Page allocator of one cache, with prefix sharing by reference counts."""
 
     def __init__(self, count: int, size: int) -> None:
         self.size = size
@@ -39,7 +39,7 @@ class Pages:
         return len(self._free) + len(self._idle)
 
     def needed(self, tokens: int) -> int:
-        """Return the number of pages that hold so many tokens."""
+        """Return the number of pages that hold `tokens` tokens."""
         return -(-tokens // self.size)
 
     def keys(self, prompt: Sequence[int]) -> list[Key]:
@@ -107,6 +107,7 @@ class Pages:
             if self._users[page]:
                 continue
             del self._users[page]
+            # Full prompt pages stay for later prompts with the same prefix until they are evicted.
             if page in self._keys:
                 self._idle[page] = None
             else:

@@ -28,8 +28,8 @@ configuration says."""
 
 
 class Parts:
-    """Creates expressions from a checkpoint's tensors. Raises ImportModelError naming a tensor that
-    is missing or has another shape.
+    """Builder of decoder layers (linear, embedding, norm) from a checkpoint's tensors. Raises
+    ImportModelError naming a tensor that is missing or has another shape.
     """
 
     def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
@@ -48,8 +48,8 @@ class Parts:
         return name in self._names
 
     def weight(self, name: str, shape: tuple[int | None, ...]) -> Weight:
-        """Return a tensor of a shape in which None is any size. Raises ImportModelError if it is
-        missing or has another shape.
+        """Return the tensor of a name and shape, in which None is any size. Raises ImportModelError
+        if it is missing or has another shape.
         """
         if name not in self._names:
             near = difflib.get_close_matches(name, self._names, 1)
@@ -73,10 +73,10 @@ class Parts:
 
     def linear(self, data: Expr, names: Sequence[str], rows: int, depth: int,
                has_bias: bool, by_head: bool = False) -> Expr:  # fmt: skip
-        """Return data [n, depth] times stacked weights: [n, rows]. Weights of the same format are
-        one product. With `by_head`, rows are grouped by head: query, key and value of the first
-        head, then of the next. Raises ImportModelError for missing weights or mismatched row
-        counts.
+        """Return data [n, depth] times the transposed, stacked weights: [n, rows]. Weights of the
+        same format are one product. With `by_head`, rows are grouped by head: query, key and
+        value of the first head, then of the next. Raises ImportModelError for missing weights or
+        mismatched row counts.
         """
         single = (rows,) if len(names) == 1 else (None,) * len(names)
         weights = [
@@ -90,6 +90,7 @@ class Parts:
             )
         order = self._by_head(rows) if by_head else slice(None)
         if len({row_source.format for row_source in weights}) == 1:
+            # One product over stacked rows (fused QKV) reads the input once.
             stacked = np.concatenate([block.data for block in weights])[order]
             result = _product(data, weights[0].format, stacked)
         else:
@@ -117,6 +118,7 @@ class Parts:
             bias = f"{name}.bias"
             beta = self.vector(bias, size) if self.has(bias) else np.zeros(size, np.float32)
             return op.nn.layer_norm(data, const(weight), const(beta), -1, config.epsilon)
+        # Gemma's RMSNorm multiplies by 1 + weight.
         weight = weight + np.float32(1) if config.norm == "rms_one" else weight
         return op.nn.rms_norm(data, const(weight), -1, config.epsilon)
 

@@ -211,7 +211,9 @@ def @speculate(%state: ref(ANY), %small: ref(MADE), %steps: int32,
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A smaller decoder with the same vocabulary, which proposes `count` tokens per round."""
+    """Draft model of speculative decoding: a smaller decoder with the same vocabulary, which
+    proposes `count` tokens per round.
+    """
 
     checkpoint: Checkpoint
     config: DecoderConfig

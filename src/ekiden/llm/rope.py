@@ -20,9 +20,8 @@ __all__ = ["Rope", "read_rope"]
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position parameters; radians a position, of each pair that turns. factor: what cosines
-    and sines are multiplied with. interleaved: pairs are neighbours, else half of the turning
-    part apart.
+    """Rotary position parameters: frequencies in radians per position of each rotated pair, the
+    factor of cosines and sines, and whether pairs are interleaved.
     """
 
     frequencies: tuple[float, ...]
@@ -50,8 +49,8 @@ def _default(
 def _within(
     plain: Numbers, settings: Mapping[str, Any], context: int, base: float
 ) -> tuple[Numbers, float]:
-    """Return the frequencies unchanged: they would change only beyond the model's positions, which
-    a context never exceeds.
+    """Return the frequencies unchanged: dynamic scaling changes them only beyond the model's
+    positions, which a context never exceeds.
     """
     settings["factor"]  # without which a configuration is refused
     return plain, 1.0
@@ -75,6 +74,7 @@ def _llama3(
     waves = 2 * math.pi / plain
     smooth = (old / waves - low) / (high - low)
     between = (1 - smooth) * plain / factor + smooth * plain
+    # Long wavelengths are interpolated, short ones kept, those between blended.
     scaled = np.where(waves > old / low, plain / factor, plain)
     is_between = (waves <= old / low) & (waves >= old / high)
     return np.where(is_between, between, scaled).astype(np.float32), 1.0
@@ -100,6 +100,7 @@ def _yarn(
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, turning - 1)
+    # Peng et al., "YaRN" (2023): the ramp between interpolated and extrapolated dimensions.
     ramp = np.clip((np.arange(len(plain), dtype=np.float32) - low) / max(high - low, 0.001), 0, 1)
     extrapolated = 1 - ramp
     scaled = plain / factor * (1 - extrapolated) + plain * extrapolated
@@ -123,6 +124,7 @@ def _longrope(
     length_ratio = float(settings.get("factor") or int(settings["max_position_embeddings"]) / old)
     factor = settings.get("attention_factor")
     if factor is None:
+        # Ding et al., "LongRoPE" (2024), attention scaling.
         factor = math.sqrt(1 + math.log(length_ratio) / math.log(old)) if length_ratio > 1 else 1.0
     return plain / by, float(factor)
 

@@ -40,7 +40,7 @@ GENERATION_FILE = "generation_config.json"
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A tensor's entry, with its begin and end in the file."""
+    """Table entry of a tensor: dtype, shape, and begin and end in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,8 +49,8 @@ class _Tensor:
 
 
 class SafetensorsFile(Mapping[str, Weight]):
-    """One file: tensors by name, as read-only views of the mapped file, and `metadata`. Raises
-    LoadError.
+    """Safetensors file: tensors by name, as read-only views of the mapped file, and `metadata`.
+    Raises LoadError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -95,7 +95,7 @@ class SafetensorsFile(Mapping[str, Weight]):
         )
 
     def check(self) -> None:
-        """Raises LoadError if the file has changed since it was opened."""
+        """Raise LoadError if the file has changed since it was opened."""
         self._bytes.check()
 
 
@@ -104,6 +104,7 @@ def _header(path: Path, data: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
     if len(data) < 8:
         raise LoadError(f"{path}: no safetensors file: it has fewer than 8 bytes")
     length = int(data[:8].view("<u8")[0])
+    # The length is untrusted: it must not size an allocation.
     if length > min(MAX_HEADER_BYTES, len(data) - 8):
         raise LoadError(
             f"{path}: the header: {length} bytes expected, the file has {len(data) - 8} more"
@@ -139,8 +140,8 @@ def _is_sizes(value: object) -> TypeGuard[list[int]]:
 
 
 class SafetensorsCheckpoint(Mapping[str, Weight]):
-    """A folder of safetensors with `config.json`. A shard is mapped when one of its tensors is
-    first requested. Raises LoadError.
+    """Checkpoint folder of safetensors with `config.json`. A shard is mapped when one of its
+    tensors is first requested. Raises LoadError.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -178,7 +179,7 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
         return file[name]
 
     def check(self) -> None:
-        """Raises LoadError if one of the files has changed since it was opened."""
+        """Raise LoadError if one of the files has changed since it was opened."""
         for file in self._files.values():
             file.check()
 
@@ -205,6 +206,7 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
                 f"{self.path / INDEX_FILE}: 'weight_map' with a file for each tensor expected"
             )
         for name, shard in shard_by_tensor.items():
+            # Path traversal: shards lie in the checkpoint's folder.
             if Path(shard).name != shard:
                 raise LoadError(
                     f"{self.path / INDEX_FILE}: tensor '{name}': a file of the folder expected, got"
@@ -226,6 +228,7 @@ def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, Weight
             "dtype": codes[tensor.format], "shape": list(tensor.shape), "data_offsets": offsets
         }  # fmt: skip
     raw = json.dumps(header).encode()
+    # The header is padded so that tensor data are 8-byte aligned.
     raw += b" " * (-len(raw) % 8)
     with open(path, "wb") as file:
         file.write(len(raw).to_bytes(8, "little") + raw)

@@ -63,7 +63,7 @@ class Sampling:
 
     @property
     def is_greedy(self) -> bool:
-        """Return whether the token is simply the one with the greatest logit."""
+        """Return whether the most likely token is chosen."""
         return self.temperature == 0 and self.repetition_penalty == 1 and self.grammar is None
 
     def settings(self) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ __all__ = ["StopFilter"]
 
 
 class StopFilter:
-    """Passes text on as it arrives, holding back what may be the beginning of a stop text."""
+    """Streaming filter that holds back text which may be the beginning of a stop text."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -16,13 +16,14 @@ class StopFilter:
         self.has_stopped = False
 
     def add(self, text: str) -> str:
-        """Return the text that can be passed on; nothing from the first stop text on."""
+        """Feed text and return what can be passed on; nothing from the first stop text on."""
         self._held += text
         positions = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
         if positions:
             self.has_stopped = True
             released, self._held = self._held[: min(positions)], ""
             return released
+        # Text that may begin a stop string is held back until it is decided.
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         released, self._held = self._held[:cut], self._held[cut:]

@@ -26,7 +26,7 @@ FILE, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_temp
 
 
 class Tokenizer:
-    """A tokenizer of the package tokenizers; `settings` are those of `tokenizer_config.json`,
+    """Tokenizer of the package tokenizers; `settings` are those of `tokenizer_config.json`,
     including the chat template.
     """
 
@@ -68,6 +68,7 @@ class Tokenizer:
         surrogate.
         """
         try:
+            # Lone surrogates have no UTF-8 form, which the package needs.
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"prompt: no text: {error}") from error
@@ -123,6 +124,7 @@ def refused_as(kind: type[EkidenError], what: str) -> Iterator[None]:
     except EkidenError:
         raise
     except BaseException as error:
+        # pyo3 raises Rust panics as BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise kind(f"{what}: {error}") from error
@@ -136,9 +138,7 @@ def _byte_level(name: str) -> bytes:
 
 
 def _plain_bytes(name: str) -> bytes:
-    """Return the bytes of a SentencePiece token, with a low bar for a space, or a byte such as
-    <0x0A>.
-    """
+    """Return the bytes of a SentencePiece token: U+2581 is a space, <0x0A> a byte."""
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
         return bytes([int(name[3:5], 16)])
     return name.replace("\u2581", " ").encode()
@@ -180,9 +180,9 @@ def _end_of(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:
 
 
 class Detokenizer:
-    """An answer as text while it is generated. Tokens may be parts of characters, and a character's
-    form may depend on those before it: a piece is what decoding the last tokens adds. A suffix
-    that may be the beginning of a stop text is held back.
+    """Incremental detokenizer: an answer as text while it is generated. Tokens may be parts of
+    characters, and a character's form may depend on those before it: a piece is what decoding
+    the last tokens adds. A suffix that may be the beginning of a stop text is held back.
     """
 
     def __init__(
@@ -208,6 +208,8 @@ class Detokenizer:
         """
         if self._tokenizer is None:
             return ""
+        # Decoders depend on neighbours (spaces, byte fallback): only the difference of two
+        # decodings is the new text.
         before = self._tokenizer.decode(self._tokens[self._begin : self._end])
         after = self._tokenizer.decode(self._tokens[self._begin :])
         if is_last and after.endswith(

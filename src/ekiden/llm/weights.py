@@ -34,6 +34,7 @@ def bytes_of(shape: Sequence[int], size: int, where: str) -> int:
     """Return the size of a tensor with elements of `size` bytes. Raises LoadError, prefixed with
     `where`, for an impossible shape.
     """
+    # An empty axis does not lift the limit: NumPy computes strides from the other extents.
     count = math.prod(max(extent, 1) for extent in shape)
     if count > MAX_ELEMENTS:
         raise LoadError(f"{where}: shape {tuple(shape)}: at most {MAX_ELEMENTS} elements expected")
@@ -42,7 +43,7 @@ def bytes_of(shape: Sequence[int], size: int, where: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor of a checkpoint, as stored in the file.
+    """Tensor of a checkpoint, as stored in the file.
 
     format: "float32", "float16" or "bfloat16" for plain numbers, else the name of a block format
     (`topi.nn.block_formats`), such as "q4_0". shape: what it means, outermost axis first; blocks
@@ -78,7 +79,7 @@ class Weight:
 
 
 class FileBytes:
-    """The bytes of a file as a read-only array, mapped unless the file is small.
+    """Bytes of a file as a read-only array, mapped unless the file is small.
 
     Somebody may cut the file or write to it meanwhile: what has gone is zeros, and `check`, which
     who made something of the bytes calls, says so. Raises LoadError, where `kind` names the format.
@@ -98,12 +99,12 @@ class FileBytes:
         self.data: NDArray[np.uint8] = np.frombuffer(content.toreadonly(), np.uint8)
 
     def check(self) -> None:
-        """Raises LoadError if the file has changed since it was opened."""
+        """Raise LoadError if the file has changed since it was opened."""
         self._files.check(f"load {str(self._path)!r}", LoadError)
 
 
 class Checkpoint(Protocol):
-    """A folder of safetensors with `config.json`, or a GGUF file."""
+    """Checkpoint: a folder of safetensors with `config.json`, or a GGUF file."""
 
     @property
     def config(self) -> Mapping[str, object]:
@@ -122,9 +123,9 @@ class Checkpoint(Protocol):
 
 @runtime_checkable
 class FileBacked(Protocol):
-    """A checkpoint that reads tensors from files on demand."""
+    """Checkpoint that reads tensors from files on demand."""
 
     def check(self) -> None:
-        """Raises LoadError if a file has changed since it was opened: what was made of its tensors
+        """Raise LoadError if a file has changed since it was opened: what was made of its tensors
         is not to be used.
         """

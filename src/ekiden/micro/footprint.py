@@ -62,7 +62,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of an ELF file."""
+    """Section header of an ELF file."""
 
     name: str
     kind: int
@@ -71,8 +71,7 @@ class Section:
 
 
 def footprint(program: MicroProgram, cc: str | None = None, cflags: str = "-O2") -> Footprint:
-    """Compile a program's C code for its target with GCC, and return its footprint.
-    Args:
+    """Compile a program's C code with GCC for its target, and return its memory footprint. Args:
         program: The program.
         cc: Another compiler command than arm-none-eabi-gcc for a Cortex-M, or cc for this machine.
         cflags: Options besides those the C code needs.
@@ -93,9 +92,13 @@ def footprint(program: MicroProgram, cc: str | None = None, cflags: str = "-O2")
             _run([*words, *flags, "-fcallgraph-info=su", "-c", str(source), "-o", object_file])
         objects = [str(source.with_suffix(".o")) for source in sources]
         linked, entry = build_dir / "all.o", f"ekiden_{name}"
+        # A relocatable link with garbage collection: unused sections go, and libc stays out of the
+        # sizes.
         link = ["-nostdlib", "-r", "-Wl,--gc-sections", f"-Wl,-e,{entry}", f"-Wl,-u,{entry}"]
         _run([*words, *link, *objects, "-o", str(linked)])
         graph = Calls.read([source.with_suffix(".ci") for source in sources])
+        # Only Thumb disassembly is parsed; on other hosts library stack stays unknown and is
+        # listed.
         if (
             words[0].endswith("gcc")
             and program.module.target.triple.partition("-")[0] in MICROCONTROLLER_ARCHES
@@ -106,7 +109,9 @@ def footprint(program: MicroProgram, cc: str | None = None, cflags: str = "-O2")
 
 
 def _compiler(program: MicroProgram, cc: str | None) -> list[str]:
-    """Return the compiler command for a program's target. Raises ExportError."""
+    """Return the compiler command for a program's target: a cross compiler with its processor flags
+    for microcontrollers. Raises ExportError.
+    """
     target = program.module.target
     is_board = target.triple.partition("-")[0] in MICROCONTROLLER_ARCHES
     words = (cc or ("arm-none-eabi-gcc" if is_board else "cc")).split()
@@ -119,7 +124,9 @@ def _compiler(program: MicroProgram, cc: str | None) -> list[str]:
 
 
 def _run(command: list[str]) -> str:
-    """Run a command and return its output. Raises ExportError with its messages if it fails."""
+    """Run a command and return its standard output. Raises ExportError with its messages if it
+    fails.
+    """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         shown = "\n".join(done.stderr.splitlines()[:20])
@@ -133,6 +140,7 @@ def _sums(elf_sections: list[Section], stack: int, calls: tuple[str, ...]) -> Fo
     for section in elf_sections:
         if not section.flags & SHF_ALLOC:
             continue
+        # .bss occupies no file bytes, yet needs RAM like .data.
         if section.kind == SHT_NOBITS or section.flags & SHF_WRITE:
             workspace += section.size
         elif section.name.startswith(".text"):
@@ -146,8 +154,10 @@ def _sums(elf_sections: list[Section], stack: int, calls: tuple[str, ...]) -> Fo
 
 def sections(elf: bytes) -> list[Section]:
     """Parse the section headers of a 32- or 64-bit ELF file."""
+    # EI_CLASS: ELFCLASS64 is 2; header fields lie at other offsets than in ELFCLASS32.
     wide = elf[4] == 2
     table_offset = struct.unpack_from("<Q" if wide else "<I", elf, 40 if wide else 32)[0]
+    # e_shentsize, e_shnum and e_shstrndx.
     entry, count, names = struct.unpack_from("<HHH", elf, 58 if wide else 46)
     rows: list[tuple[int, int, int, int, int]] = []
     for n in range(count):

@@ -219,8 +219,8 @@ MAX_LIBRARY_BYTES = 1 << 30
 
 
 def _read(path: PathName) -> dict[str, bytes]:
-    """Read the files of a model library. Raises LoadError for files outside its root, a file in
-    place of a folder, or more than MAX_LIBRARY_BYTES.
+    """Read the files of a Model Library Format archive by path. Raises LoadError for files outside
+    its root, a file in place of a folder, or more than MAX_LIBRARY_BYTES.
     """
     files: dict[str, bytes] = {}
     remaining = MAX_LIBRARY_BYTES
@@ -228,8 +228,10 @@ def _read(path: PathName) -> dict[str, bytes]:
         with named("read", path), tarfile.open(path) as archive:
             for member in archive:
                 name = os.path.normpath(member.name)
+                # Path traversal: an archive must not write outside of the project folder.
                 if name.startswith(("/", "..")) or name == "." or not name.isprintable():
                     raise LoadError(f"read '{path}': it has a file outside of it: {member.name!r}")
+                # Checked before reading, so that a decompression bomb fails early.
                 remaining -= member.size
                 if remaining < 0:
                     limit = f"{MAX_LIBRARY_BYTES} bytes"
@@ -247,9 +249,9 @@ def _read(path: PathName) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """The contents of metadata.json for the one model. io_bytes: the size of its inputs and
-    outputs, each rounded up to 16. pools: the size of each caller-provided memory pool, by name;
-    None if it has its own.
+    """Contents of metadata.json for its single model. io_bytes: the size of its inputs and outputs,
+    each rounded up to 16. pools: the size of each caller-provided memory pool, by name; None if
+    it has its own.
     """
 
     name: str
@@ -262,29 +264,32 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _identifier(value: object) -> str:
-    """Check that a name is a C identifier."""
+    """Return the value if it is a C identifier; otherwise raise ValueError."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ValueError(f"a name expected, got {value!r:.80}")
     return value
 
 
 def _bytes(value: object) -> int:
-    """Check that a number of bytes is plausible for a microcontroller."""
+    """Return the value if it is a byte count below 2^31; otherwise raise ValueError."""
     if type(value) is not int or not 0 <= value < 1 << 31:
         raise ValueError(f"a number of bytes below 2^31 expected, got {value!r:.80}")
     return value
 
 
 def _about(files: Mapping[str, bytes], library: object) -> _Library:
-    """Parse metadata.json for the one model."""
+    """Parse metadata.json, which must describe one model."""
     try:
         metadata = json.loads(files["metadata.json"])
         (about,) = metadata["modules"].values()
         if metadata["version"] != MLF_VERSION:
             raise ValueError(f"version {metadata['version']!r:.80}")
+        # Names of the file are pasted into C sources and Makefiles: only identifiers are safe
+        # there.
         name = _identifier(about["model_name"])
         if f"codegen/host/include/ekiden_{name}.h" not in files:
             raise ValueError(f"no header of {name!r}")
+        # Unpacking raises ValueError unless there is exactly one.
         (main,) = about["memory"]["functions"]["main"]
         tensors = [*main["inputs"].values(), *main["outputs"].values()]
         pools = main.get("workspace_pools")
@@ -304,7 +309,9 @@ def _about(files: Mapping[str, bytes], library: object) -> _Library:
 
 
 def _texts(row: Template, about: _Library, options: Options) -> dict[str, str]:
-    """Return the generated files of a project."""
+    """Return the generated text files of a project by path: Makefile, configuration header, options
+    and, for boards, the linker script.
+    """
     machine = row.machine
     if "{cpu}" in machine:
         cpu = str(options.get("cpu", "cortex-m4"))
@@ -335,7 +342,7 @@ def _texts(row: Template, about: _Library, options: Options) -> dict[str, str]:
 
 
 def _script(regions: Mapping[str, Region], stack: int) -> str:
-    """Return a board's linker script."""
+    """Return the GNU linker script of a board."""
     constants, alias = "", 'REGION_ALIAS("constants", flash)'
     if "constants" in regions:
         row, alias = regions["constants"], ""
@@ -346,7 +353,7 @@ def _script(regions: Mapping[str, Region], stack: int) -> str:
 
 
 def _config(about: _Library, options: Options) -> str:
-    """Return the header that sets the server's memory sizes."""
+    """Return the C header with the server's frame and heap sizes and the model's memory pools."""
     pools, table = "", "NULL"
     if about.pools is not None:
         pools = "".join(
@@ -367,7 +374,7 @@ def _config(about: _Library, options: Options) -> str:
 
 
 def _number(name: str, options: Options, default: int, minimum: int = 1) -> int:
-    """Return a numeric option. Raises InputError if it is below the minimum."""
+    """Return an integer option, or its default. Raises InputError if it is below the minimum."""
     value = options.get(name, default)
     if not isinstance(value, int) or value < minimum:
         raise InputError(
@@ -377,7 +384,7 @@ def _number(name: str, options: Options, default: int, minimum: int = 1) -> int:
 
 
 def _region(name: str, options: Options, default: Region | None) -> Region:
-    """Parse a memory region option. Raises InputError."""
+    """Parse a memory region option ORIGIN:BYTES. Raises InputError."""
     if name not in options and default is not None:
         return default
     origin, _, length = str(options[name]).partition(":")
@@ -398,10 +405,13 @@ def _hint(program: str) -> str:
 
 
 def _sizes(elf: bytes, text: str) -> Sizes:
-    """Sum the sections of a program, and the model's in the linker map."""
+    """Sum the allocated sections of a linked program, and the model's own sections in the linker
+    map.
+    """
     flash = ram = 0
     for elf_section in sections(elf):
         if elf_section.flags & SHF_ALLOC:
+            # Initial values of .data lie in flash and are copied to RAM at reset: counted in both.
             flash += elf_section.size if elf_section.kind != SHT_NOBITS else 0
             ram += elf_section.size if elf_section.flags & SHF_WRITE else 0
     linked_map = text.partition("\nLinker script and memory map")[

@@ -60,7 +60,7 @@ class MicroExecutor:
         self._inputs[key] = self.session.cpu().array(np.asarray(value))
 
     def _given(self) -> list[RemoteTensor]:
-        """Return the inputs in order. Raises InputError if one is missing."""
+        """Return all inputs in index order. Raises InputError if one is missing."""
         count = len(self._inputs)
         if set(self._inputs) != set(range(count)):
             set_indices = sorted(self._inputs, key=str)
@@ -102,6 +102,6 @@ class MicroExecutor:
 
 
 def _local(result: object) -> tuple[Tensor, ...]:
-    """Fetch the outputs of a call."""
+    """Copy the output tensors of a call to this machine."""
     fields = result if isinstance(result, tuple) else (result,)
     return tuple(cast(RemoteTensor, remote_field).tensor() for remote_field in fields)

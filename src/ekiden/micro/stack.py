@@ -23,7 +23,9 @@ _UNBOUNDED = re.compile(r"\tblx\tr|\t(?:mov|sub|add)[\w.]*\tsp, (?:sp, )?r")
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """A call graph: the stack usage of each function (None if unknown), and its callees."""
+    """Call graph with the stack frame of each function in bytes, None if unknown, and its
+    callees.
+    """
 
     stack: Mapping[str, int | None]
     callees: Mapping[str, tuple[str, ...]]
@@ -49,8 +51,8 @@ class Calls:
         return Calls(stack, callees)
 
     def with_library(self, text: str) -> Calls:
-        """Complete the graph from objdump's Thumb disassembly of the whole program: stack usage of
-        library functions, and calls missing in the source.
+        """Return the graph completed from objdump's Thumb disassembly: frames of library functions,
+        and calls that the source lacks.
         """
         stack, callees = dict(self.stack), dict(self.callees)
         for name, body in re.findall(r"^[0-9a-f]+ <([\w.$]+)>:\n((?:.+\n?)*)", text, re.MULTILINE):
@@ -61,16 +63,17 @@ class Calls:
         return Calls(stack, callees)
 
     def most(self, entry: str) -> tuple[int, tuple[str, ...]]:
-        """Return the worst-case stack below a function, and the reachable functions of unknown
-        usage. Raises ExportError for recursion.
+        """Return the worst-case stack in bytes of a call of `entry`, and the reachable functions of
+        unknown frame. Raises ExportError for recursion.
         """
         beyond: dict[str, None] = {}
         totals: dict[str, int] = {}
 
         def below(name: str, above: tuple[str, ...]) -> int:
-            """Return the worst-case stack of a call of `name` with everything it calls; `above` is
-            the chain of callers. Raises ExportError for recursion.
+            """Return the worst-case stack of a call of `name` and its callees; `above` is the chain
+            of callers. Raises ExportError for recursion.
             """
+            # A cycle in the call graph is recursion, which no static bound covers.
             if name in above:
                 raise ExportError(f"footprint: {name} calls itself: its stack has no bound")
             own = self.stack.get(name)
@@ -78,6 +81,7 @@ class Calls:
                 beyond[name] = None
             if name not in totals:
                 inside = (below(callee, (*above, name)) for callee in self.callees.get(name, ()))
+                # Only one callee is active at a time: the deepest one counts, not their sum.
                 totals[name] = (own or 0) + max(inside, default=0)
             return totals[name]
 
@@ -85,12 +89,13 @@ class Calls:
 
 
 def _taken(body: str) -> int | None:
-    """Return an upper bound on a function's stack usage from its instructions, as if all of them
-    executed; None if it depends on a register, as does an indirect call.
+    """Return an upper bound of a function's frame in bytes, as if every instruction executed; None
+    for indirect calls and register-sized frames.
     """
     if _UNBOUNDED.search(body):
         return None
     total = 0
+    # No control flow: pushes of exclusive branches add up, which keeps the bound safe.
     for line in body.splitlines():
         if _PUSH.search(line) and (registers := _REGISTERS.search(line)):
             total += sum(_bytes_of(register.strip()) for register in registers.group(1).split(","))
@@ -100,7 +105,7 @@ def _taken(body: str) -> int | None:
 
 
 def _bytes_of(registers: str) -> int:
-    """Return the size of a register, or of a range such as d8-d15."""
+    """Return the bytes of one register or of a range such as d8-d15."""
     first, _, last = registers.partition("-")
     count = int(last[1:]) - int(first[1:]) + 1 if last else 1
     return count * (8 if first[0] == "d" else 4)

@@ -14,7 +14,7 @@ BOARD_SOURCES = ("ek_micro_board.h",)
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A memory region of a board: its start address and length in bytes."""
+    """Memory region of a linker script: start address and length in bytes."""
 
     origin: int
     length: int

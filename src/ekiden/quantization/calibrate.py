@@ -45,11 +45,13 @@ class TensorStats:
 
 
 def read_feeds(model: onnx.ModelProto, data: object) -> list[dict[str, Array]]:
-    """Convert a user's calibration data to the inputs of runs. Accepts one mapping of arrays by
-    name per run; or a single mapping with samples along the first axis, split into runs of the
-    model's own batch size, or of at most MAX_BATCH; or a single array if the model has one
-    input. Raises InputError if names or ranks do not match the model's.
+    """Convert calibration data, arrays by input name or an iterable of them, to one feed per run.
+    Accepts one mapping of arrays by name per run; or a single mapping with samples along the
+    first axis, split into runs of the model's own batch size, or of at most MAX_BATCH; or a
+    single array if the model has one input. Raises InputError if names or ranks do not match the
+    model's.
     """
+    # Before IR version 4, initializers were listed among the graph inputs.
     weights = {weight.name for weight in model.graph.initializer}
     ports = {i.name: i for i in model.graph.input if i.name not in weights}
     if isinstance(data, np.ndarray) and len(ports) == 1:
@@ -67,7 +69,9 @@ def read_feeds(model: onnx.ModelProto, data: object) -> list[dict[str, Array]]:
 def _split_samples(
     ports: Mapping[str, onnx.ValueInfoProto], arrays: dict[str, Array]
 ) -> list[dict[str, Array]]:
-    """Split samples into runs; a single run if the inputs' first dimensions differ."""
+    """Split arrays along their first dimension into batches; a single run if the first dimensions
+    differ.
+    """
     sizes = {array.shape[:1] for array in arrays.values()}
     if len(sizes) != 1 or sizes == {()}:
         return [arrays]
@@ -76,6 +80,7 @@ def _split_samples(
     if len(fixed) != 1:
         return [arrays]
     step = next(iter(fixed)) or min(count, MAX_BATCH)
+    # A fixed batch dimension admits no shorter last batch; a dynamic one does.
     if count % step and next(iter(fixed)):
         raise InputError(f"calibrate: the model takes {step} samples a run, there are {count}")
     return [
@@ -109,7 +114,7 @@ def _feed(ports: Mapping[str, onnx.ValueInfoProto], run: object) -> dict[str, Ar
 
 
 def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProto:
-    """Return a copy of the model with these tensors as outputs."""
+    """Return a copy of the model whose outputs are the named tensors."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     del copy.graph.output[:]
@@ -120,8 +125,7 @@ def with_outputs(model: onnx.ModelProto, names: Iterable[str]) -> onnx.ModelProt
 def observe(
     model: onnx.ModelProto, tensors: Mapping[str, int], feeds: Feeds, compile: ModelCompiler
 ) -> dict[str, TensorStats]:
-    """Collect statistics of tensors over all runs.
-    Args:
+    """Collect the statistics of tensors over all calibration runs. Args:
         model: The float model.
         tensors: The channel axis of each tensor, by name.
         feeds: The inputs of each run.
@@ -159,7 +163,7 @@ def _values(
     tensors: Iterable[str],
     feeds: Feeds,
 ) -> Iterator[dict[str, Array]]:
-    """Yield the values of `tensors` for each feed, from the feed or from running the model."""
+    """Yield the values of `tensors` for each feed, taken from the feed or computed by the model."""
     for feed in feeds:
         inputs = {name: feed[name] for name in tensors if name in feed}
         yield inputs | (dict(zip(computed, run(feed), strict=True)) if run is not None else {})
@@ -168,8 +172,8 @@ def _values(
 def _update_stats(
     stats: dict[str, TensorStats], counts: dict[str, int], name: str, value: Array, axis: int
 ) -> None:
-    """Update the statistics of a tensor, all but its histogram. Raises InputError for values that
-    are not finite.
+    """Update the channel maxima, means and bounds of a tensor with the values of one run. Raises
+    InputError for values that are not finite.
     """
     if not np.isfinite(value).all():
         raise InputError(f"calibrate: '{name}' has values that are not finite")
@@ -185,5 +189,6 @@ def _update_stats(
     before.seen.low, before.seen.high = min(before.seen.low, low), max(before.seen.high, high)
     before.largest = np.maximum(before.largest, largest)
     count = counts[name]
+    # Running weighted mean: runs may have different numbers of samples.
     before.mean = (before.mean * count + total) / (count + len(flat))
     counts[name] = count + len(flat)

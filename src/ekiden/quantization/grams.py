@@ -27,11 +27,12 @@ def add_grams(
     model: onnx.ModelProto, layers: Sequence[Layer], feeds: Feeds, compile: ModelCompiler,
     stats: Mapping[str, TensorStats],
 ) -> None:  # fmt: skip
-    """Accumulate the Gram matrix of each layer's input in the statistics of its data tensor, by the
-    layer's name.
+    """Add X^T X of each layer's input rows X to the statistics of its data tensor, by
+    layer name.
     """
     for values in tensors_of(model, {layer.data for layer in layers}, feeds, compile):
         for layer in layers:
+            # float64: G is inverted later, and float32 sums of squares lose its small eigenvalues.
             rows = rows_of(layer, values[layer.data]).astype(np.float64)
             gram = np.matmul(rows.transpose(0, 2, 1), rows)
             grams = stats[layer.data].grams
@@ -39,8 +40,8 @@ def add_grams(
 
 
 def rows_of(layer: Layer, data: Array) -> Array:
-    """Return the rows a layer's weight multiplies: [groups, rows, elements of a channel's
-    weight].
+    """Return the rows that a layer's weight multiplies, [groups, rows, elements per output
+    channel].
     """
     if layer.node.op_type != "Conv":
         attrs = attributes(layer.node)
@@ -50,7 +51,7 @@ def rows_of(layer: Layer, data: Array) -> Array:
 
 
 def _windows(layer: Layer, data: Array) -> Array:
-    """Return the windows of a convolution's data as rows."""
+    """Return the im2col patches of a convolution's input as rows."""
     attrs = attributes(layer.node)
     kernel = layer.weight.shape[2:]
     count = len(kernel)

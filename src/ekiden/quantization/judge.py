@@ -32,7 +32,7 @@ MAX_TIMED_ROWS = 64
 
 
 def signal_to_noise(expected: Array, actual: Array) -> float:
-    """Return the signal-to-noise ratio of a result in decibels; infinite if it is exact."""
+    """Return the signal-to-noise ratio of `actual` in decibels; infinite if it is exact."""
     x, y = expected.astype(np.float64), actual.astype(np.float64)
     return decibels(float((x**2).sum()), float(((x - y) ** 2).sum()))
 
@@ -45,7 +45,9 @@ def decibels(signal: float, noise: float) -> float:
 
 
 def first_plan(layers: Sequence[Layer], recipe: Recipe) -> QuantPlan:
-    """Return the plan before measurement: what the recipe requests, where it is possible."""
+    """Return the plan before any measurement: the requested kind for every layer that
+    supports it.
+    """
     kind = KINDS[recipe.kind]
     rows = []
     for layer in layers:
@@ -74,8 +76,8 @@ def measure_plan(
     feeds: Feeds,
     compile: ModelCompiler,
 ) -> QuantPlan:
-    """Return the plan updated by measurements: a layer whose error is too large, or that is not
-    faster where that is required, stays in floats.
+    """Return the plan with measured errors and times; layers above the error limit, or not faster
+    where that is required, stay in floats.
     """
     ratios = _ratios(model, layers, plan, stats, feeds, compile) if feeds else {}
     by_name = {layer.name: layer for layer in layers}
@@ -100,7 +102,9 @@ def _ratios(
     feeds: Feeds,
     compile: ModelCompiler,
 ) -> dict[str, float]:
-    """Return the signal-to-noise ratio of each layer's own result, with unquantized inputs."""
+    """Return the signal-to-noise ratio in decibels of each layer's result, given unquantized
+    inputs.
+    """
     compared_model, rows = beside(model, layers, plan, stats)
     if not rows:
         return {}
@@ -123,8 +127,8 @@ def timed_whole(
     feeds: Feeds,
     compile: ModelCompiler,
 ) -> QuantPlan:
-    """Return the plan with the times of both whole models: a layer that is faster by itself may
-    still have to quantize or repack its neighbours' results.
+    """Return the plan with the run times of both whole models, since layers faster by themselves
+    may add quantization and repacking around them.
     """
     runs = [partial(compile(candidate), feeds[0]) for candidate in (model, quantised_model)]
     before, after = min_times_interleaved(runs, MIN_TIMING_S)
@@ -138,7 +142,7 @@ def _timed(
     stats: Mapping[str, TensorStats],
     compile: ModelCompiler,
 ) -> LayerPlan:
-    """Time a layer by itself, including the quantization of its input."""
+    """Time one layer by itself in both versions, including the quantization of its input."""
     data = stats[layer.data].sample[:MAX_TIMED_ROWS]
     floats = alone(layer, data)
     plan = QuantPlan(recipe, (row,))

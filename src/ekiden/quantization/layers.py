@@ -43,8 +43,9 @@ class Layer:
 
 
 def constants_of(model: onnx.ModelProto, label: str) -> dict[str, onnx.TensorProto]:
-    """Return the constants of the main graph by every name that they have: initializers, nodes
-    Constant, and what Identity makes of these, as exporters write equal or tied weights once."""
+    """Return the constants of the main graph by name: initializers, Constant nodes, and their
+    copies by Identity, which exporters write for tied weights.
+    """
     known = {each.name: each for each in model.graph.initializer}
     for node in sorted_nodes(model.graph, label):
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
@@ -71,6 +72,7 @@ def find_layers(model: onnx.ModelProto, label: str) -> list[Layer]:
         if node.op_type != "Conv" and array.ndim != 2:
             continue
         bias = node.input[2] if len(node.input) > 2 else ""
+        # A computed bias has no range known in advance and cannot be corrected.
         if bias and bias not in constant_tensors:
             continue
         bias_array = numpy_helper.to_array(constant_tensors[bias]) if bias else None
@@ -84,7 +86,9 @@ def attributes(node: onnx.NodeProto) -> dict[str, object]:
 
 
 def _axes(node: onnx.NodeProto) -> tuple[int, int] | None:
-    """Return the weight's channel axis and reduction axis; None if the node is no such product."""
+    """Return the weight's output-channel axis and reduction axis; None if the node is no
+    quantizable product.
+    """
     if node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type == "Conv":
@@ -94,6 +98,7 @@ def _axes(node: onnx.NodeProto) -> tuple[int, int] | None:
     if node.op_type != "Gemm":
         return None
     attrs = attributes(node)
+    # Transposed data or alpha and beta other than 1 would have to be folded into scales first.
     plain = not attrs.get("transA", 0) and attrs.get("alpha", 1.0) == attrs.get("beta", 1.0) == 1.0
     if not plain:
         return None

@@ -18,7 +18,7 @@ __all__ = ["KINDS", "LayerPlan", "QuantPlan", "Recipe"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A quantization scheme for a layer."""
+    """Quantization scheme of a layer."""
 
     name: str
     activation: str
@@ -141,7 +141,7 @@ class LayerPlan:
     group: int = 0
 
     def left_alone(self, why: str) -> LayerPlan:
-        """Return it as a float layer."""
+        """Return the decision to keep the layer in floats."""
         return replace(self, kind="float", why=why)
 
 
@@ -167,13 +167,13 @@ class QuantPlan:
         return by_name[layer]
 
     def without(self, layer: str, why: str) -> QuantPlan:
-        """Return the plan with one more layer left in floats."""
+        """Return the plan with one more layer kept in floats."""
         rows = (row.left_alone(why) if row.layer == layer else row for row in self.layers)
         return QuantPlan(self.recipe, tuple(rows))
 
     def measured(self, float_us: float, quantised_us: float) -> QuantPlan:
-        """Return the plan with the times of the whole models; with every layer left in floats if
-        the gain is too small.
+        """Return the plan with the times of the whole models; if the speed-up is below `gain`, all
+        layers stay in floats.
         """
         rows, gain = self.layers, float_us / quantised_us
         if gain < self.recipe.gain:
@@ -202,7 +202,7 @@ class QuantPlan:
         return cls(recipe, layers, *times)
 
     def _rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of the table, one row per layer."""
+        """Return the cells of the printed table, one row per layer."""
         return [
             (row.layer, row.operator, row.kind, _number(row.snr), _number(row.float_us),
              _number(row.quantised_us), row.why)

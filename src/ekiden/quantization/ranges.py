@@ -32,7 +32,7 @@ KEPT_SHARE = 0.9999
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of values between two bounds fixed in advance."""
+    """Histogram of values between two bounds fixed in advance."""
 
     low: float
     high: float
@@ -57,7 +57,7 @@ def _minmax(histogram: Histogram) -> tuple[float, float]:
 
 
 def _percentile(histogram: Histogram) -> tuple[float, float]:
-    """Return the range that keeps the middle share of values."""
+    """Return the central range that contains PERCENTILE_FRACTION of the values."""
     share = np.cumsum(histogram.counts) / max(histogram.counts.sum(), 1.0)
     first = int(np.searchsorted(share, (1.0 - KEPT_SHARE) / 2))
     last = int(np.searchsorted(share, 1.0 - (1.0 - KEPT_SHARE) / 2))
@@ -66,12 +66,10 @@ def _percentile(histogram: Histogram) -> tuple[float, float]:
 
 
 def _search(loss: Callable[[Histogram, float, float], float]) -> Callable[..., tuple[float, float]]:
-    """Return a method that shrinks the range towards 0 on both sides to minimize a loss."""
+    """Return a range method that shrinks both bounds towards 0 by the fraction of least loss."""
 
     def find(histogram: Histogram) -> tuple[float, float]:
-        """Return (low, high) of the fraction of the range with the least loss, of SEARCH_STEPS from
-        all of it to a tenth.
-        """
+        """Return the shrunk (low, high) of least loss among fractions from 1 to 0.1."""
         shares = np.linspace(1.0, 0.1, SEARCH_STEPS)
         losses = [
             loss(histogram, histogram.low * share, histogram.high * share) for share in shares
@@ -83,7 +81,9 @@ def _search(loss: Callable[[Histogram, float, float], float]) -> Callable[..., t
 
 
 def _squared_error(histogram: Histogram, low: float, high: float) -> float:
-    """Return the squared error of rounding to the levels between two bounds, and of clipping."""
+    """Return the squared error of rounding to 256 levels between two bounds, including the clipping
+    error.
+    """
     step = max(high - low, 1e-30) / (LEVELS - 1)
     x = histogram.centres
     inside = np.clip(np.round((x - low) / step), 0, LEVELS - 1) * step + low
@@ -91,13 +91,14 @@ def _squared_error(histogram: Histogram, low: float, high: float) -> float:
 
 
 def _divergence(histogram: Histogram, low: float, high: float) -> float:
-    """Return the KL divergence between the clipped values' distribution and that of the levels.
+    """Return the Kullback-Leibler divergence from the clipped distribution to its quantized form.
     Values outside the bounds count at the bounds in one distribution and are lost in the other,
     so that clipping has a cost. Bins are merged until each holds MIN_BIN_COUNT values on
     average, since sparsely filled bins would look like quantization loss. Values that stand for
     many elements, such as the exact 0 of Relu, are ignored.
     """
     merged = BINS
+    # Nearly empty bins make the estimated divergence noise; merge them to MIN_BIN_COUNT on average.
     while merged > LEVELS and histogram.counts.sum() < merged * MIN_BIN_COUNT:
         merged //= 2
     counts = _without_atoms(histogram.counts.reshape(merged, -1).sum(axis=1))
@@ -109,6 +110,8 @@ def _divergence(histogram: Histogram, low: float, high: float) -> float:
     if not inside.any():
         return float("inf")
     reference = inside.copy()
+    # As in TensorRT's entropy calibration: clipped mass counts at the boundary bins of the
+    # reference.
     reference[0] += counts[x < low].sum()
     reference[-1] += counts[x > high].sum()
     # Spread the bins within the bounds evenly over the levels.
@@ -123,8 +126,8 @@ def _divergence(histogram: Histogram, low: float, high: float) -> float:
 
 
 def _without_atoms(counts: Array) -> Array:
-    """Return counts in which no bin stands out from those of two levels around it: a layer gives
-    its bias wherever its input is 0, as in the border of pictures.
+    """Clip bins that stand out from those within two levels of them: a layer outputs its bias
+    wherever its input is 0, as in an image's border.
     """
     near = BINS // LEVELS
     around = np.lib.stride_tricks.sliding_window_view(np.pad(counts, near, "edge"), 2 * near + 1)
@@ -134,7 +137,7 @@ def _without_atoms(counts: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method of choosing a range."""
+    """Calibration method that chooses a range from a histogram."""
 
     name: str
     find: Callable[[Histogram], tuple[float, float]]
@@ -156,6 +159,7 @@ def scale_and_point(low: float, high: float) -> tuple[np.float32, np.uint8]:
     """Return the scale and uint8 zero point of a range, extended to include 0 so that zero padding
     stays exact.
     """
+    # Zero padding must be exact, so 0 has to be one of the levels.
     low, high = min(low, 0.0), max(high, 0.0)
     scale = np.float32((high - low) / (LEVELS - 1))
     # A subnormal scale would overflow in its reciprocal.

@@ -26,8 +26,8 @@ PER_CHANNEL_OPSET, BLOCKED_OPSET = 13, 21
 
 
 def upgraded(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
-    """Return the model at an opset that supports the recipe. Raises InputError if ONNX cannot
-    convert it.
+    """Return the model converted to an opset with the features that the recipe needs. Raises
+    InputError if ONNX cannot convert it.
     """
     needed = BLOCKED_OPSET if bool(recipe.group) != (recipe.bits == 4) else PER_CHANNEL_OPSET
     has = next(
@@ -41,6 +41,7 @@ def upgraded(model: onnx.ModelProto, recipe: Recipe) -> onnx.ModelProto:
         except Exception as error:  # of ONNX, of any class
             reason = str(error).partition("\n")[0]
             raise InputError(f"quantize: opset {has} cannot become {needed}: {reason}") from None
+    # Opset 21's int4 and block_size need IR version 10.
     converted.ir_version = max(converted.ir_version, 10 if needed == BLOCKED_OPSET else 7)
     return converted
 
@@ -51,7 +52,7 @@ def rewrite(
     plan: QuantPlan,
     stats: Mapping[str, TensorStats],
 ) -> onnx.ModelProto:
-    """Return the model with the planned layers quantized."""
+    """Return the model with QuantizeLinear and DequantizeLinear around the planned layers."""
     return _Writer(model, layers, plan, stats).whole()
 
 
@@ -61,15 +62,14 @@ def beside(
     plan: QuantPlan,
     stats: Mapping[str, TensorStats],
 ) -> tuple[onnx.ModelProto, list[tuple[str, str, str]]]:
-    """Return the float model with a quantized copy beside each planned layer, on the same inputs,
-    and for each layer its name, its float result and its quantized result, which are the
-    outputs.
+    """Return the float model with a quantized copy of each planned layer on the same inputs, and
+    the names (layer, float result, quantized result).
     """
     return _Writer(model, layers, plan, stats).both()
 
 
 class _Writer:
-    """Builds the rewritten graph."""
+    """Builder of the quantized graph."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class _Writer:
         self._out: list[onnx.NodeProto] = []
 
     def whole(self) -> onnx.ModelProto:
-        """Replace the planned layers, and return the model."""
+        """Return the model in which quantized layers replace the planned ones."""
         for node in self._nodes:
             planned = self._planned.get(node.output[0]) if node.output else None
             if planned is None:
@@ -106,7 +106,9 @@ class _Writer:
         return self._finish()
 
     def both(self) -> tuple[onnx.ModelProto, list[tuple[str, str, str]]]:
-        """Add quantized layers beside the float ones, and return the model with its rows."""
+        """Return the model with quantized copies after the float layers, and the names of each
+        pair.
+        """
         rows = []
         for node in self._nodes:
             self._out.append(node)
@@ -121,7 +123,7 @@ class _Writer:
         return self._finish(), rows
 
     def _finish(self) -> onnx.ModelProto:
-        """Store the nodes, dropping initializers that are no longer read."""
+        """Store the live nodes in the graph, dropping initializers that nothing reads."""
         graph = self._made.graph
         del graph.node[:]
         graph.node.extend(self._live())
@@ -129,12 +131,13 @@ class _Writer:
         used = [initializer for initializer in graph.initializer if initializer.name in read]
         del graph.initializer[:]
         graph.initializer.extend(used)
+        # Shapes and types recorded for removed tensors would fail the checker.
         del graph.value_info[:]
         return self._made
 
     def _live(self) -> list[onnx.NodeProto]:
-        """Return the nodes that lead to an output. Nodes that only a float weight went through do
-        not, and would keep the weight in the file.
+        """Return the nodes from which an output is reachable. Nodes that only a float weight went
+        through do not, and would keep the weight in the file.
         """
         read = {output.name for output in self._made.graph.output}
         live = []
@@ -154,13 +157,13 @@ class _Writer:
         return name
 
     def _constant(self, base: str, value: Array) -> str:
-        """Add an initializer and return its name."""
+        """Add an initializer under a unique name, and return that name."""
         name = self._name(base)
         self._made.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def _emit(self, operator: str, inputs: Sequence[str], result: str, **attrs: object) -> str:
-        """Append a node and return the name of its result."""
+        """Emit a node, and return the name of its result."""
         name = self._name(result)
         self._out.append(helper.make_node(operator, inputs, [name], name=name, **attrs))
         return name
@@ -200,7 +203,7 @@ class _Writer:
         return scale_and_point(*method.find(self._seen[tensor].seen))
 
     def _rounded(self, tensor: str) -> str:
-        """Return the tensor after quantizing and dequantizing, once for all layers that read it."""
+        """Emit the quantize-dequantize pair of a tensor, once for all layers that read it."""
         if tensor not in self._data:
             scale, point = self._range(tensor)
             side = [
@@ -214,7 +217,7 @@ class _Writer:
         return self._data[tensor]
 
     def _dequantised(self, base: str, integers: Integers) -> str:
-        """Emit the dequantization of a weight."""
+        """Emit the DequantizeLinear node of an integer weight."""
         side = [
             self._constant(f"{base}_levels", integers.values),
             self._constant(f"{base}_scale", integers.scale),
@@ -229,13 +232,14 @@ class _Writer:
         return self._emit("DequantizeLinear", side, f"{base}_rounded", **attrs)
 
     def _bias(self, layer: Layer, kind: str, integers: Integers, bias: Array) -> str:
-        """Emit a bias: int32 at the scale of the products, as engines add it; floats if it does not
-        fit or the data are not quantized.
+        """Emit a bias as int32 at the scale of the products; as floats if it overflows int32 or the
+        data are not quantized.
         """
         base = layer.node.input[2] if len(layer.node.input) > 2 else f"{layer.result}_bias"
         if kind == "static" and bias.ndim == 1:
             scale = (self._range(layer.data)[0] * integers.scale).astype(np.float32)
             levels = np.round(bias.astype(np.float64) / scale)
+            # The accumulator is int32: a larger bias would wrap around.
             if np.abs(levels).max(initial=0.0) < 2**31 - 1:
                 side = [
                     self._constant(f"{base}_levels", levels.astype(np.int32)),
@@ -263,8 +267,8 @@ class _Writer:
         self._out.append(helper.make_node(last[0], last[1], [result], name=layer.name))
 
     def _nibbles(self, layer: Layer, result: str) -> None:
-        """Emit MatMulNBits for grouped 4-bit weights, which engines have kernels for. It may
-        quantize its data per group, which is what makes it fast.
+        """Emit ONNX Runtime's MatMulNBits for weights of 4 bits in groups. It may quantize its data
+        per group, which is what makes it fast.
         """
         packed, scale = nibbles_of(layer, self._recipe, self._gram(layer))
         base = layer.node.input[1]
@@ -273,6 +277,7 @@ class _Writer:
             self._constant(f"{base}_levels", packed),
             self._constant(f"{base}_scale", scale.reshape(-1)),
         ]
+        # accuracy_level 4 lets ONNX Runtime quantize the activations to int8.
         attrs = {
             "N": layer.weight.shape[layer.channel_axis],
             "K": layer.weight.shape[layer.sum_axis],
@@ -301,7 +306,7 @@ class _Writer:
 
 
 def _all_names(graph: onnx.GraphProto) -> set[str]:
-    """Return every name in a graph and its subgraphs."""
+    """Return every value and node name of a graph and its subgraphs."""
     names = {value_info.name for value_info in (*graph.input, *graph.output, *graph.initializer)}
     for node in graph.node:
         names.update(node.input)
@@ -313,13 +318,14 @@ def _all_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def smooth_factor(layer: Layer, stats: TensorStats, recipe: Recipe) -> Array:
-    """Return s for each channel: max |x| ** alpha / max |w| ** (1 - alpha) (SmoothQuant),
-    or AWQ's.
+    """Return the per-channel smoothing factors max |x|^alpha / max |w|^(1 - alpha) of SmoothQuant,
+    or those of AWQ.
     """
     if recipe.awq:
         return aware_factor(layer, recipe, stats.grams[layer.name])
     largest = np.abs(layer.weight).max(axis=layer.channel_axis)
     alpha = recipe.smooth
+    # Xiao et al., "SmoothQuant" (2023), equation 4.
     factor = stats.largest**alpha / np.maximum(largest, 1e-5) ** (1 - alpha)
     return np.asarray(np.maximum(factor, 1e-5), np.float32)
 
@@ -330,9 +336,8 @@ def smoothed(
     stats: Mapping[str, TensorStats],
     recipe: Recipe,
 ) -> onnx.ModelProto:
-    """Return an equivalent float model with part of each product's input range moved into its
-    weight: inputs are divided by s per channel, weights multiplied. Convolutions and skipped
-    layers are unchanged.
+    """Return an equivalent model in which each product's inputs are divided by a per-channel factor
+    and its weight is multiplied by it. Convolutions and skipped layers are unchanged.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -370,7 +375,7 @@ def smoothed(
 
 
 def alone(layer: Layer, data: Array) -> onnx.ModelProto:
-    """Return a model of one layer, with inputs of `data`'s shape."""
+    """Return a model of one layer, with an input of the shape of `data`."""
     node = onnx.NodeProto()
     node.CopyFrom(layer.node)
     weights = [numpy_helper.from_array(layer.weight, layer.node.input[1])]

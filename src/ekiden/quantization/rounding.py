@@ -30,7 +30,9 @@ COLUMN_BLOCK = 128
 
 
 def squared_error(error: Array, gram: Array) -> float:
-    """Return the squared error of a layer's result, for a weight error of shape [rows, columns]."""
+    """Return sum(E G * E), the squared output error of a weight error E [rows, columns] with the
+    Gram matrix G.
+    """
     return float(np.einsum("ij,jk,ik->", error, gram, error, optimize=True))
 
 
@@ -44,9 +46,12 @@ def _damped(gram: Array) -> Array:
 
 
 def _gptq(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> Array:
-    """Round by GPTQ: propagate each column's error to the columns not rounded yet."""
+    """Round by GPTQ: column by column, the rounding error is propagated to the columns not rounded
+    yet.
+    """
     assert gram is not None, "a recipe of this rounding has data"
     order = np.argsort(-np.diagonal(gram), kind="stable")  # what costs most is rounded first
+    # Frantar et al., "GPTQ" (2023), algorithm 1: the upper Cholesky factor of the inverse Hessian.
     inverse = np.linalg.inv(_damped(gram[np.ix_(order, order)]))
     factor = np.linalg.cholesky((inverse + inverse.T) / 2).T
     remaining, scale = weight[:, order].astype(np.float64), scale[:, order]
@@ -61,6 +66,7 @@ def _gptq(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> 
             error = (remaining[:, at] - levels[:, at] * step) / factor[at, at]
             remaining[:, at:end] -= np.outer(error, factor[at, at:end])
             errors[:, at - start] = error
+        # Lazy batch update: one matrix product per block instead of a rank-1 update per column.
         remaining[:, end:] -= errors @ factor[start:end, end:]
     back = np.empty_like(levels)
     back[:, order] = levels
@@ -68,7 +74,9 @@ def _gptq(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> 
 
 
 def _learned(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) -> Array:
-    """Improve GPTQ's levels by single-step moves that reduce the error."""
+    """Refine GPTQ's levels by coordinate descent: moves of single levels by one step that reduce
+    the error.
+    """
     levels = _gptq(weight, scale, ends, gram)
     assert gram is not None, "a recipe of this rounding has data"
     cost = _damped(gram)
@@ -80,6 +88,7 @@ def _learned(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) 
         gain = 2 * direction * scale * slope + own
         gain[(levels + direction < ends[0]) | (levels + direction > ends[1])] = 0.0
         best = gain.argmin(axis=1)
+        # A threshold relative to the diagonal keeps rounding noise from cycling between two levels.
         better = gain[rows, best] < -1e-9 * own[rows, best]
         if not better.any():
             break
@@ -92,7 +101,7 @@ def _learned(weight: Array, scale: Array, ends: LevelRange, gram: Array | None) 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """A method of rounding a weight [rows, columns] with steps `scale` to integers in a range."""
+    """Method that rounds a weight [rows, columns] with steps `scale` to integers within a range."""
 
     name: str
     levels: Callable[[Array, Array, LevelRange, Array | None], Array]

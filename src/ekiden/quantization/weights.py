@@ -26,7 +26,7 @@ RANGE_SHARES = np.linspace(1.0, 0.5, 32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Integers:
-    """A quantized weight: its elements are `values * scale`, with zero point 0."""
+    """Symmetrically quantized weight: its elements are `values * scale`."""
 
     values: Array
     scale: Array
@@ -49,9 +49,8 @@ class Integers:
 
 
 def nibbles_of(layer: Layer, recipe: Recipe, gram: Array | None = None) -> tuple[Array, Array]:
-    """Quantize a weight to grouped 4 bits in MatMulNBits' layout: bytes [N, groups, group / 2] of
-    two elements each, low nibble first, offset by 8; and scales [N, groups]. The last group is
-    zero-padded.
+    """Quantize a weight to 4-bit groups in MatMulNBits' layout: bytes [N, groups, group / 2], low
+    nibble first, offset by 8, and scales [N, groups]. The last group is zero-padded.
     """
     weight = layer.weight if layer.sum_axis == 1 else np.ascontiguousarray(layer.weight.T)
     rows, columns = weight.shape
@@ -63,16 +62,18 @@ def nibbles_of(layer: Layer, recipe: Recipe, gram: Array | None = None) -> tuple
     steps = np.repeat(scale.squeeze(2), recipe.group, axis=1)[:, :columns]
     levels_2d = np.zeros((rows, groups * recipe.group))
     levels_2d[:, :columns] = _levels(weight, steps, INT4_RANGE, recipe, gram)
+    # MatMulNBits stores unsigned nibbles with an implicit zero point of 8.
     levels = (levels_2d.reshape(blocks.shape) + 8).astype(np.uint8)
     return levels[..., ::2] | (levels[..., 1::2] << 4), scale.squeeze(2)
 
 
 def integers_of(layer: Layer, recipe: Recipe, gram: Array | None = None) -> Integers:
-    """Quantize a weight symmetrically, with a scale per group, per channel or per tensor. `gram` is
-    the layer's Gram matrix, if the recipe needs it. The group divides the reduction axis:
+    """Quantize a weight symmetrically, with one scale per group, per channel or per tensor. `gram`
+    is the layer's Gram matrix, if the recipe needs it. The group divides the reduction axis:
     `judge` has left other layers in floats.
     """
     weight = layer.weight
+    # Symmetric: the lowest integer is unused, so that |q| <= max_level on both sides.
     max_level = 2 ** (recipe.bits - 1) - 1
     dtype = np.dtype(np.int8) if recipe.bits == 8 else np.dtype(ml_dtypes.int4)
     if recipe.group:
@@ -97,7 +98,7 @@ def integers_of(layer: Layer, recipe: Recipe, gram: Array | None = None) -> Inte
 def _of_layer(
     layer: Layer, steps: Array, ends: LevelRange, recipe: Recipe, gram: Array | None
 ) -> Array:
-    """Return the integers of a weight, given each element's step."""
+    """Return the integer levels of a layer's weight, given the step of each element."""
     matrix, scale = (_as_rows(layer, matrix_source) for matrix_source in (layer.weight, steps))
     levels = _levels(matrix, scale, ends, recipe, gram)
     moved = np.moveaxis(layer.weight, layer.channel_axis, 0).shape
@@ -113,7 +114,7 @@ def _as_rows(layer: Layer, array: Array) -> Array:
 def _levels(
     matrix: Array, scale: Array, ends: LevelRange, recipe: Recipe, gram: Array | None
 ) -> Array:
-    """Return the integers of rows; for grouped convolutions, each group by its own data."""
+    """Round rows to integer levels; each group of a grouped convolution has its own Gram matrix."""
     levels = ROUNDINGS[recipe.rounding].levels
     if gram is None:
         return levels(matrix, scale, ends, None)
@@ -123,8 +124,8 @@ def _levels(
 
 
 def aware_factor(layer: Layer, recipe: Recipe, gram: Array) -> Array:
-    """Return what AWQ multiplies each weight column by before rounding: the root mean square of its
-    input to a power from 0 to 1, the one with the least output error.
+    """Return AWQ's factor of each weight column: the root mean square of its input to the power,
+    from 0 to 1, of least output error.
     """
     (cost,) = gram
     size = np.sqrt(np.diagonal(cost))
@@ -133,6 +134,7 @@ def aware_factor(layer: Layer, recipe: Recipe, gram: Array) -> Array:
     best, best_error = np.ones(len(size), np.float32), np.inf
     for power in AWQ_EXPONENTS:
         factor = size**power
+        # AWQ's normalization: the geometric centre of the factors stays at 1.
         factor = (factor / np.sqrt(factor.max() * factor.min())).astype(np.float32)
         shape = [1, 1]
         shape[layer.sum_axis] = -1
@@ -145,7 +147,7 @@ def aware_factor(layer: Layer, recipe: Recipe, gram: Array) -> Array:
 
 
 def _floats(layer: Layer, recipe: Recipe) -> Array:
-    """Return the dequantized weight under a recipe."""
+    """Return a layer's weight after quantization and dequantization under a recipe."""
     if not (recipe.group and recipe.bits == 4):
         return integers_of(layer, recipe).floats()
     packed, scale = nibbles_of(layer, recipe)
@@ -157,11 +159,12 @@ def _floats(layer: Layer, recipe: Recipe) -> Array:
 
 
 def _signed_scale(blocks: Array, method: str) -> Array:
-    """Return the steps of blocks along the last axis (kept with size 1), for levels from -8 to 7.
-    The largest element maps to -8, so that the step's sign is opposite to its sign. "mse" as in
-    `_scale`.
+    """Return the signed steps of blocks along the last axis, kept with size 1, for levels from -8
+    to 7. The largest element maps to -8, so that the step's sign is opposite to its sign. "mse"
+    as in `_scale`.
     """
     at = np.abs(blocks).argmax(axis=-1, keepdims=True)
+    # The element of largest magnitude maps to -8, so one side keeps the 16th level.
     full_scale = np.take_along_axis(blocks, at, -1) / np.float32(INT4_RANGE[0])
     full_scale = np.where(
         np.abs(full_scale) > np.finfo(np.float32).tiny, full_scale, np.float32(1.0)
@@ -178,7 +181,7 @@ def _signed_scale(blocks: Array, method: str) -> Array:
 
 
 def _scale(weight: Array, axes: tuple[int, ...], max_level: int, method: str) -> Array:
-    """Return the scale over some axes (kept with size 1): that of the largest element, or of the
+    """Return the scale over `axes`, kept with size 1: that of the largest element, or of the
     fraction of it with the least squared error.
     """
     largest = np.abs(weight).max(axis=axes, keepdims=True).astype(np.float32)
@@ -197,7 +200,7 @@ def _scale(weight: Array, axes: tuple[int, ...], max_level: int, method: str) ->
 
 
 def bias_shift(layer: Layer, exact: Array, rounded: Array, mean: Array) -> Array:
-    """Return what weight rounding adds to each output channel on average, for inputs of these
+    """Return the mean output error per channel that rounding a weight causes, for inputs with these
     means. Padding is assumed to have the mean too.
     """
     error = np.moveaxis(rounded - exact, layer.channel_axis, 0).astype(np.float64)

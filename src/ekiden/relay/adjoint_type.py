@@ -1,4 +1,4 @@
-"""The data type of adjoints in programs that `transform.gradient` returns.
+"""The `Adjoint` data type of programs that `transform.gradient` returns.
 
     type Adjoint[A] { NoGradient, Gradient(A), }
 
@@ -26,7 +26,7 @@ STANDARD_TYPES: Mapping[GlobalTypeVar, TypeData] = {_HEADER: ADJOINT}
 
 
 def adjoint_of(kind: Type) -> Type:
-    """Return `Adjoint[kind]`."""
+    """Return the type `Adjoint[kind]`."""
     return TypeCall(_HEADER, (kind,))
 
 
@@ -34,6 +34,7 @@ def definition(module: IRModule, header: Type) -> TypeData | None:
     """Return the definition of a data type: the module's, else the standard one, else None."""
     if not isinstance(header, GlobalTypeVar):
         return None
+    # A module may define the type itself: its own definition comes first.
     data = module.type_definitions.get(header) or STANDARD_TYPES.get(header)
     return data if isinstance(data, TypeData) else None
 

@@ -1,4 +1,4 @@
-"""The attributes of a call, from the values that stand in a text to the class they belong to."""
+"""Conversion of attribute values read from text to the operator's attribute class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Given = Mapping[str, tuple[object, int]]
 
 
 def read_attrs(source: Source, callee: Expr, entries: Given, at: int) -> Attrs | None:
-    """Return the attributes of a call of `callee`.
+    """Build the attributes of a call of `callee` from parsed entries.
 
     They are of the class its operator declares, or of the one that `attrs_type_key` names.
 
@@ -28,6 +28,7 @@ def read_attrs(source: Source, callee: Expr, entries: Given, at: int) -> Attrs |
     """
     values = dict(entries)
     kind = OPS[callee.name].attrs if isinstance(callee, Op) else None
+    # Calls of functions, and of operators with foreign attributes, name the class in the text.
     if "attrs_type_key" in values:
         key, offset = values.pop("attrs_type_key")
         named = NODE_TYPES.get(str(key))
@@ -63,12 +64,15 @@ def _make(source: Source, kind: type[Attrs], values: Given, at: int) -> Attrs:
     try:
         return kind(**kind.in_full(fields))
     except TypeError as error:
+        # The class names the fields that a text has left out only in the error of its constructor.
         missing = str(error).partition("required positional argument")[2].lstrip("s: ")
         source.fail(at, f"{kind.__name__}: the call lacks {missing}" if missing else str(error))
 
 
 def _nested(source: Source, values: tuple[object, ...], offset: int) -> Attrs:
-    """Return the attributes of a list of their class, then names and values. Raises ParseError."""
+    """Build attributes from a list of their class followed by names and values. Raises
+    ParseError.
+    """
     key, *entries = values or ("",)
     kind = NODE_TYPES.get(str(key))
     if kind is None or not issubclass(kind, Attrs) or len(entries) % 2:
@@ -80,7 +84,7 @@ def _nested(source: Source, values: tuple[object, ...], offset: int) -> Attrs:
 
 
 def _loop_program(source: Source, text: str, offset: int) -> PrimFunc:
-    """Return the loop program of a text. Raises ParseError where it is none."""
+    """Parse the loop program of an attribute. Raises ParseError where it is none."""
     try:
         program = from_source(text, name=f"{source.name}: a loop program")
     except ParseError as error:
@@ -91,7 +95,7 @@ def _loop_program(source: Source, text: str, offset: int) -> PrimFunc:
 
 
 def _fits(value: object, classes: frozenset[object]) -> bool:
-    """Return whether a field of these classes may hold a value."""
+    """Return whether a field of the given classes may hold a value."""
     match value:
         case tuple():
             return tuple in classes or all(_fits(v, classes) for v in value)
@@ -101,11 +105,12 @@ def _fits(value: object, classes: frozenset[object]) -> bool:
             return Attrs in classes
         case int() if not isinstance(value, bool):
             return not classes.isdisjoint((int, float, PrimExpr))
+    # A bool is an int to Python, and must not pass for a number here.
     return type(value) in classes or object in classes
 
 
 def _to_prim(value: object) -> object:
-    """Return the numbers in an attribute's value as int64 constants."""
+    """Convert the numbers in an attribute value to int64 constants."""
     if isinstance(value, tuple):
         return tuple(map(_to_prim, value))
     return IntImm(value) if isinstance(value, int) and not isinstance(value, bool) else value

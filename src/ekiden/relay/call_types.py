@@ -1,4 +1,4 @@
-"""The types of calls: relations of operators, and polymorphic functions at one use."""
+"""Typing of calls: operator relations, and instantiation of polymorphic callees."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Unify = Callable[[Type, Type], Type]
 
 
 class CallTypes:
-    """The types that are known of expressions, and the rule of calls."""
+    """Types inferred so far, and the typing rule of calls."""
 
     def __init__(self, module: IRModule, knows_types: bool = True) -> None:
         self.module = module
@@ -38,12 +38,12 @@ class CallTypes:
         """Named dimensions of the function being inferred: its callees may not choose them."""
 
     def type_of(self, expr: Expr) -> Type:
-        """Return the type inferred for an expression, not a solved hole at its top."""
+        """Return the inferred type of an expression with solved holes at its top followed."""
         kind = self.types[expr]
         return self.unifier.shallow(kind) if type(kind) is IncompleteType else kind
 
     def _written(self, kind: Type, at: Expr, what: str) -> Type:
-        """Return a type written in the program, after a check of its kind."""
+        """Check the kind of a type annotation, and return it."""
         if type(kind) is TensorType:
             return kind
         try:
@@ -55,9 +55,7 @@ class CallTypes:
         return kind
 
     def call(self, expr: Call) -> Type | None:
-        """Return the result of an operator's relation, or of the instantiated type of the
-        callee.
-        """
+        """Infer the type of a call by its operator's relation or its callee's instantiated type."""
         if isinstance(expr.op, Op):
             return self._operator(expr, expr.op.name)
         callee = self.type_of(expr.op)
@@ -95,9 +93,11 @@ class CallTypes:
             if any(map(self.unifier.is_open, kinds)):
                 kinds = self._solve_arguments(expr, definition, kinds)
             if any(map(self.unifier.is_open, kinds)):
+                # The result of an identity relation is known even while its argument is open.
                 return kinds[0] if definition.relation is same_type else None
         try:
             if expr.attrs is not None:
+                # Before the relation, which may divide by an attribute or use it as an extent.
                 attempt(name, expr.attrs.check)
             result = definition.relation(kinds, expr.attrs)
             _check_result(name, result)
@@ -112,9 +112,7 @@ class CallTypes:
             ) from error
 
     def _solve_arguments(self, expr: Call, definition: OpDef, kinds: list[Type]) -> list[Type]:
-        """Return the argument types, with those filled in that follow from the attributes and each
-        other.
-        """
+        """Return the argument types with holes solved from attributes and other arguments."""
         if definition.solve is None:
             return kinds
         partial = [None if isinstance(k, IncompleteType) else k for k in kinds]
@@ -142,25 +140,27 @@ class CallTypes:
         return substitute_dims(one.ret_type, dims)
 
     def _one_use(self, expr: Call, callee: FuncType, name: str) -> FuncType:
-        """Return the type of a polymorphic function in this call."""
+        """Instantiate a polymorphic callee's type for this call."""
         args = expr.type_args or tuple(self.unifier.hole() for _ in callee.type_params)
         if len(args) != len(callee.type_params):
             expected = count(len(callee.type_params), "type argument")
             self.fail(expr, f"call of {name}: expected {expected}, got {len(args)}")
         for number, kind in enumerate(expr.type_args):
             self._written(kind, expr, f"call of {name}: type argument {number}")
+        # Noted, so that the arguments can be written into the call once they are known.
         if args and not expr.type_args:
             self.type_args[expr] = args
         return self.unifier.instantiate(callee, args)
 
     def _dims(self, expr: Call, callee: FuncType, kinds: list[Type]) -> dict[PrimVar, PrimExpr]:
-        """Return the values of the callee's own named dimensions in this call.
+        """Infer the values of the callee's symbolic dimensions for this call.
 
         The first argument that shows a dimension decides it, all others must agree. A function
         value defined inside of another shares the names of that, which it may not choose.
         """
         dims: dict[PrimVar, PrimExpr] = {}
         flexible = set(size_vars(callee.arg_types))
+        # A local function shares the dimensions of the function around it.
         if not isinstance(expr.op, GlobalVar):
             flexible -= self.rigid
         if flexible:
@@ -172,6 +172,7 @@ class CallTypes:
         self, expected: Type, actual: Type, at: Expr, what: str, how: Unify | None = None
     ) -> Type:
         try:
+            # The expected type first, as messages name it first.
             return (how or self.unifier.unify)(expected, actual)
         except MismatchError as error:
             reason = f" ({error})" if str(error) else ""
@@ -182,7 +183,7 @@ class CallTypes:
         raise TypeInferenceError(message + _place(at), at.span)
 
     def text(self, kind: Type) -> str:
-        """Return a type as text for a message."""
+        """Format a type for messages."""
         return type_text(self.unifier.resolve(kind))
 
     def _name(self, expr: Expr) -> str:
@@ -198,17 +199,18 @@ class CallTypes:
 
 
 def count(number: int, what: str) -> str:
-    """Return a number of things as text: "1 argument", "2 arguments"."""
+    """Format a quantity: "1 argument", "2 arguments"."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _check_result(name: str, result: Type) -> None:
-    """Raise TypeInferenceError for a result that no tensor can be."""
+    """Raise TypeInferenceError for an invalid result type."""
     for kind in result.fields if isinstance(result, TupleType) else (result,):
         if not isinstance(kind, TensorType):
             continue
         if kind.dtype not in SCALAR_BITS:
             raise TypeInferenceError(f"{name}: the result cannot have dtype {kind.dtype!r}")
+        # A relation that subtracts may fall below 0; TensorType only sees constants.
         if any(isinstance(d, IntImm) and d.value < 0 for d in kind.shape):
             shape = shape_text(kind.shape)
             raise TypeInferenceError(f"{name}: the result cannot have shape {shape}")

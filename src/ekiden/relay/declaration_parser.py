@@ -1,5 +1,4 @@
-"""The part of Relay's grammar around definitions: the version, the attributes of a module, where
-its definitions begin and what they are called, and data types."""
+"""Parser of module-level declarations: version, attributes, names of definitions, data types."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from ekiden.relay.type_parser import TypeParser
 
 
 class DeclarationParser(TypeParser):
-    """The tokens of a text, and the global names that it declares."""
+    """Token stream of a text, with the global names it declares."""
 
     def __init__(self, source: Source, tokens: list[Token], init: IRModule) -> None:
         """Start with the names of a module whose definitions the text may use."""
@@ -51,8 +50,8 @@ class DeclarationParser(TypeParser):
         return attrs
 
     def _find_items(self) -> list[int]:
-        """Return the positions of definitions, and create the global names, so that order does not
-        matter.
+        """Scan for definitions and declare their names, so that their order does not matter; return
+        their positions.
         """
         begins: list[int] = []
         while self.token.kind != "end":
@@ -60,6 +59,7 @@ class DeclarationParser(TypeParser):
             if word.kind != "name" or word.text not in ("def", "prim_func", "type", "extern"):
                 items = "'def', 'prim_func', 'type' or 'extern type'"
                 self.fail(f"expected {items}, got {self.shown()}")
+            # Two passes: a function may call another that is defined below it.
             begins.append(self.position)
             self.advance()
             if word.text in ("def", "prim_func"):
@@ -78,7 +78,7 @@ class DeclarationParser(TypeParser):
         return begins
 
     def _skip_type_params(self) -> None:
-        """Skip type parameters, with which an extern type ends."""
+        """Skip the type parameters at the end of an extern type."""
         with self.type_params():
             pass
 
@@ -91,6 +91,7 @@ class DeclarationParser(TypeParser):
         depth = 0
         while self.token.kind != "end":
             text = self.token.text if self.token.kind == "mark" else ""
+            # Only marks count: a bracket inside a string is part of its token.
             depth += (text == "{") - (text == "}")
             self.advance()
             if text == "}" and depth == 0 and not self._is_note():
@@ -98,7 +99,7 @@ class DeclarationParser(TypeParser):
         self.source.fail(start.at, f"{start.text!r} has no body that ends with '}}'")
 
     def _is_note(self) -> bool:
-        """Return whether the bracket just read ends TVM's note of a device behind a parameter."""
+        """Return whether the bracket just read closes TVM's device annotation of a parameter."""
         return self.next_is(":") or self.next_is(",") or self.next_is(")")
 
     def _type_data(self) -> TypeData:

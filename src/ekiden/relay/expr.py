@@ -1,4 +1,4 @@
-"""The expressions of Relay (TVM's names), in one screen.
+"""Relay expressions (TVM's names).
 
     Expr = Var | GlobalVar | Constant | Tuple | TupleGetItem | Call | Let | If | Function | Match
          | Constructor | RefCreate | RefRead | RefWrite | Op
@@ -67,7 +67,7 @@ __all__ = [
 
 
 class ConstantData(np.ndarray[tuple[int, ...], np.dtype[np.generic]]):
-    """The array of a constant. What NumPy computes from it is a plain array."""
+    """Array of a constant. What NumPy computes from it is a plain array."""
 
     source: RelayExpr | None = None
     """The call of constants that gave it, where an artifact is to hold those and not it. It is of
@@ -76,12 +76,13 @@ class ConstantData(np.ndarray[tuple[int, ...], np.dtype[np.generic]]):
     """The bytes of the constants that it was folded from, below 0 for one that was not."""
 
     def numpy(self) -> Array:
-        """Return the plain array, sharing memory."""
+        """Return the plain NumPy array, sharing memory."""
         return self.view(np.ndarray)
 
     def __array_wrap__(  # type: ignore[override]
         self, array: Array, context: object = None, return_scalar: bool = False
     ) -> Array:
+        # Results of NumPy functions are new arrays, which come from no constant call.
         plain = array.view(np.ndarray)
         return plain[()] if return_scalar else plain
 
@@ -103,8 +104,8 @@ def _reflected(name: str) -> Callable[[ExprWithOp, object], Call]:
 
 
 class ExprWithOp(RelayExpr):
-    """An expression with Python's operators (TVM's name). A number beside one becomes a constant of
-    its dtype.
+    """Expression with overloaded Python operators (TVM's name). A number beside one becomes a
+    constant of its dtype.
     """
 
     __slots__ = ()
@@ -160,7 +161,7 @@ class ExprWithOp(RelayExpr):
 
 
 def _field_count(expr: ExprWithOp) -> int | None:
-    """Return how many fields a tuple has, or None if that is not known.
+    """Return the number of fields of a tuple expression, or None if unknown.
 
     Raises:
         TypeError: The expression is known to be no tuple.
@@ -169,6 +170,7 @@ def _field_count(expr: ExprWithOp) -> int | None:
         return len(expr.fields)
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         fields = OPS[expr.op.name].fields
+        # Before type inference: the declaration of an operator knows how many results it has.
         return fields(expr.attrs) if fields is not None else _known_count(expr)
     return _known_count(expr)
 
@@ -188,7 +190,7 @@ def _known_type(expr: RelayExpr) -> Type | None:
 
 
 def _operand(value: object, beside: RelayExpr) -> RelayExpr:
-    """Return an operand: an expression, or a number in the dtype of the expression beside it.
+    """Convert an operand: an expression, or a number in the dtype of the other operand.
 
     Raises:
         TypeError: The value is no operand, or the dtype is not known or does not fit.
@@ -197,6 +199,7 @@ def _operand(value: object, beside: RelayExpr) -> RelayExpr:
         return value
     if not isinstance(value, (Number, np.ndarray)):
         raise TypeError(f"expected an expression or a number as an operand, got {value!r}")
+    # A number takes the dtype of the other operand, as in NumPy.
     kind = _known_type(beside)
     if kind is None:
         # An expression without a type is inferred here, if it can be inferred alone.
@@ -213,7 +216,7 @@ def _operand(value: object, beside: RelayExpr) -> RelayExpr:
 
 @node("relay.Var")
 class Var(ExprWithOp):
-    """A local variable; identity, not name, tells two apart."""
+    """Local variable, distinguished by identity, not by name."""
 
     name_hint: str
     type_annotation: Type | None = None
@@ -227,7 +230,7 @@ class Var(ExprWithOp):
 
 @node("relay.Constant")
 class Constant(ExprWithOp):
-    """A tensor known at compile time (a NumPy array, ml_dtypes included; treat it as read-only)."""
+    """Tensor constant (a NumPy array, ml_dtypes included; read-only)."""
 
     data: Array
     span: Span | None = ignored(default=None)
@@ -236,13 +239,14 @@ class Constant(ExprWithOp):
         """Keep an array as a view of itself that has TVM's `numpy()`."""
         if type(self.data) is not ConstantData:
             data = self.data.numpy() if hasattr(self.data, "numpy") else np.asarray(self.data)
+            # The array may be shared with the caller, who must not change it from here on.
             hold_array(data)
             freeze(self, data=data.view(ConstantData))
 
 
 @node("relay.Tuple")
 class Tuple(ExprWithOp):
-    """A tuple of values."""
+    """Tuple of expressions."""
 
     fields: tuple[RelayExpr, ...]
     span: Span | None = ignored(default=None)
@@ -262,7 +266,7 @@ class Tuple(ExprWithOp):
 
 @node("relay.TupleGetItem")
 class TupleGetItem(ExprWithOp):
-    """One field of a tuple."""
+    """Projection of a tuple field."""
 
     tuple_value: RelayExpr
     index: int
@@ -275,7 +279,7 @@ class TupleGetItem(ExprWithOp):
 
 @node("relay.Call")
 class Call(ExprWithOp):
-    """`op(args)`: op is an Op, GlobalVar, Constructor or any function-valued expression."""
+    """Call `op(args)` of an Op, GlobalVar, Constructor or function-valued expression."""
 
     op: RelayExpr
     args: tuple[RelayExpr, ...]
@@ -292,9 +296,7 @@ class Call(ExprWithOp):
         _unwrap_all(self, "args")
 
     def astuple(self) -> Call:
-        """Return the call itself: operators with several results return one tuple (TVM's
-        TupleWrapper).
-        """
+        """Return the call itself: multi-result operators return one tuple (TVM's TupleWrapper)."""
         return self
 
     @property
@@ -305,7 +307,7 @@ class Call(ExprWithOp):
 
 @node("relay.Let")
 class Let(ExprWithOp):
-    """`let var = value; body`; a function value may refer to its own var."""
+    """Let binding `let var = value; body`; function values may be recursive."""
 
     var: Var = binding()
     value: RelayExpr
@@ -320,7 +322,7 @@ class Let(ExprWithOp):
 
 @node("relay.If")
 class If(ExprWithOp):
-    """A choice by a bool scalar."""
+    """Conditional on a boolean scalar."""
 
     cond: RelayExpr
     true_branch: RelayExpr
@@ -335,7 +337,7 @@ class If(ExprWithOp):
 
 @node("relay.Function")
 class Function(BaseFunc):
-    """A function value. Well-known keys of `attrs`: Primitive, Closure, relay.reshape_only."""
+    """Function expression. Well-known keys of `attrs`: Primitive, Closure, relay.reshape_only."""
 
     params: tuple[Var, ...] = binding()
     body: RelayExpr
@@ -357,18 +359,18 @@ class Function(BaseFunc):
             freeze(self, attrs=plain)
 
     def attr(self, key: str) -> object:
-        """Return an attribute of the function, or None if it has none of that key."""
+        """Return an attribute of the function, or None."""
         return (self.attrs or {}).get(key)
 
     @property
     def virtual_device_(self) -> object:
-        """Return the device of the result according to PlanDevices, or None (TVM's name)."""
+        """Return the device of the result set by PlanDevices, or None (TVM's name)."""
         return self.attr(RESULT_PLACE)
 
     def with_attr(
         self, attr_key_or_dict: str | Mapping[str, object], attr_value: object = None
     ) -> Function:
-        """Return a copy with one attribute set, or all of a mapping."""
+        """Return a copy with an attribute, or a mapping of attributes, set."""
         key = attr_key_or_dict
         new = {key: attr_value} if isinstance(key, str) else dict(key)
         return self.with_fields(attrs={**(self.attrs or {}), **new})
@@ -381,7 +383,7 @@ class Function(BaseFunc):
 
 @node("relay.RefCreate")
 class RefCreate(ExprWithOp):
-    """A new mutable cell."""
+    """Creation of a mutable reference."""
 
     value: RelayExpr
     span: Span | None = ignored(default=None)
@@ -389,7 +391,7 @@ class RefCreate(ExprWithOp):
 
 @node("relay.RefRead")
 class RefRead(ExprWithOp):
-    """The value in a cell."""
+    """Read of a reference."""
 
     ref: RelayExpr
     span: Span | None = ignored(default=None)
@@ -397,7 +399,7 @@ class RefRead(ExprWithOp):
 
 @node("relay.RefWrite")
 class RefWrite(ExprWithOp):
-    """Store into a cell; gives the empty tuple."""
+    """Write to a reference; its value is the empty tuple."""
 
     ref: RelayExpr
     value: RelayExpr
@@ -406,7 +408,7 @@ class RefWrite(ExprWithOp):
 
 @node("relay.Constructor")
 class Constructor(RelayExpr):
-    """A constructor of an algebraic data type."""
+    """Constructor of an algebraic data type."""
 
     name_hint: str
     inputs: tuple[Type, ...]
@@ -422,7 +424,7 @@ class Constructor(RelayExpr):
 
 @node("relay.TypeData")
 class TypeData(Type):
-    """The definition of an algebraic data type."""
+    """Definition of an algebraic data type."""
 
     header: GlobalTypeVar
     type_vars: tuple[TypeVar, ...] = binding()
@@ -433,30 +435,31 @@ class TypeData(Type):
         freeze(self, type_vars=tuple(self.type_vars), constructors=tuple(self.constructors))
         for position, constructor in enumerate(self.constructors):
             if constructor.tag < 0:
+                # The tag is what compiled matches compare: it must be the same in every process.
                 freeze(constructor, tag=position)
 
 
 class Pattern(Node):
-    """Base of match patterns."""
+    """Base class of match patterns."""
 
     __slots__ = ()
 
 
 @node("relay.PatternWildcard")
 class PatternWildcard(Pattern):
-    """`_`"""
+    """Wildcard pattern `_`."""
 
 
 @node("relay.PatternVar")
 class PatternVar(Pattern):
-    """`%x`"""
+    """Variable pattern `%x`."""
 
     var: Var = binding()
 
 
 @node("relay.PatternConstructor")
 class PatternConstructor(Pattern):
-    """`Cons(p, q)`"""
+    """Constructor pattern `Cons(p, q)`."""
 
     constructor: Constructor
     patterns: tuple[Pattern, ...] = ()
@@ -468,7 +471,7 @@ class PatternConstructor(Pattern):
 
 @node("relay.PatternTuple")
 class PatternTuple(Pattern):
-    """`(p, q)`"""
+    """Tuple pattern `(p, q)`."""
 
     patterns: tuple[Pattern, ...] = ()
 
@@ -479,7 +482,7 @@ class PatternTuple(Pattern):
 
 @node("relay.Clause")
 class Clause(Node):
-    """`lhs => rhs`"""
+    """Match clause `lhs => rhs`."""
 
     lhs: Pattern = binding()
     rhs: RelayExpr
@@ -487,7 +490,7 @@ class Clause(Node):
 
 @node("relay.Match")
 class Match(ExprWithOp):
-    """The first clause whose pattern fits; `complete` promises that one does."""
+    """Pattern match by the first matching clause; `complete` asserts exhaustiveness."""
 
     data: RelayExpr
     clauses: tuple[Clause, ...]
@@ -500,7 +503,7 @@ class Match(ExprWithOp):
 
 
 class TupleWrapper(Sequence[RelayExpr]):
-    """A tuple-valued expression of `size` fields as a Python sequence (TVM's name)."""
+    """Tuple-valued expression as a Python sequence of `size` fields (TVM's name)."""
 
     def __init__(self, tuple_value: RelayExpr, size: int) -> None:
         self.tuple_value = tuple_value
@@ -520,7 +523,7 @@ class TupleWrapper(Sequence[RelayExpr]):
 
 
 def _unwrap(expr: RelayExpr, field: str) -> None:
-    """Replace a wrapped tuple in a field by the tuple, as nodes hold expressions alone."""
+    """Replace a TupleWrapper in a field by its tuple expression."""
     value = getattr(expr, field)
     if type(value) is TupleWrapper:
         freeze(expr, **{field: value.astuple()})
@@ -540,7 +543,7 @@ def var(
     dtype: str = "float32",
     span: Span | None = None,
 ) -> Var:
-    """Return a new variable, from a type, from the dtype of a scalar, or from a shape.
+    """Return a new variable from a type, a scalar's dtype, or a shape.
 
     Args:
         name_hint: The name.
@@ -564,7 +567,7 @@ def var(
 def const(
     value: object, dtype: str | TensorType | None = None, span: Span | None = None
 ) -> Constant:
-    """Return a constant from a Python number, nested lists, an array, a tensor or another constant.
+    """Return a constant from a number, nested lists, an array, a tensor or another constant.
 
     Python floats become float32 and ints int32, as in TVM; an array keeps its dtype.
 
@@ -582,5 +585,6 @@ def const(
     array = np.asarray(value)
     if array.dtype == object:
         raise ValueError(f"const: expected numbers, got {type(value).__name__}")
+    # TVM's defaults for Python's numbers: 32 bits, whatever NumPy's are.
     default = {"f": "float32", "i": "int32", "b": "bool"}.get(array.dtype.kind, str(array.dtype))
     return Constant(array.astype(to_numpy(dtype or default)), span)

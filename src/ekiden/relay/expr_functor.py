@@ -1,4 +1,5 @@
-"""Visitors and mutators with one method per expression, called from the top down (TVM's faces).
+"""ExprFunctor, ExprVisitor and ExprMutator: top-down traversals with one method per node class
+(TVM's names).
 
     class Count(ExprVisitor):
         def visit_call(self, call):
@@ -59,14 +60,14 @@ METHODS: dict[type, str] = {
 
 
 class ExprFunctor(Generic[_R]):
-    """Calls the method of each expression, once: what it gave is remembered in `memo_map`."""
+    """Memoising dispatcher to one visit method per expression class."""
 
     def __init__(self) -> None:
         self.memo_map: dict[Expr, _R] = {}
         self._depth = 0
 
     def visit(self, expr: Expr) -> _R:
-        """Return the result of the method of an expression.
+        """Dispatch to the visit method of an expression.
 
         Raises:
             NotImplementedError: There is no such method.
@@ -89,6 +90,8 @@ class ExprFunctor(Generic[_R]):
         method: Callable[[Expr], _R] | None = getattr(self, name, None)
         if method is None:
             raise NotImplementedError(f"{type(self).__name__} has no method {name}")
+        # Each shared expression once: programs are graphs, and trees of them may be exponentially
+        # large.
         result = self.memo_map[expr] = method(expr)
         return result
 
@@ -98,7 +101,7 @@ class ExprFunctor(Generic[_R]):
 
 
 class ExprVisitor(ExprFunctor[object]):
-    """Visits every expression below one; override the methods of those that matter."""
+    """Visitor of every subexpression; override the methods of interest."""
 
     def visit_children(self, expr: Expr) -> object:
         """Visit the direct children of an expression, and return the results."""
@@ -166,7 +169,7 @@ class ExprVisitor(ExprFunctor[object]):
 
 
 class ExprMutator(ExprFunctor[Expr]):
-    """Rebuilds every expression from its rebuilt parts; what does not change stays one object."""
+    """Mutator that rebuilds expressions from rewritten children, sharing unchanged nodes."""
 
     def visit_children(self, expr: Expr) -> Expr:
         """Return the expression with its direct children visited."""

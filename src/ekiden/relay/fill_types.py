@@ -1,7 +1,7 @@
-"""Write the types that inference found where a program leaves them out.
+"""Annotate a program with the types that inference found.
 
-def @f(%x: _) { %x + 1f }   ->   def @f(%x: float32) -> float32 { %x + 1f }
-@id(1)                      ->   @id[int32](1)
+def @f(%x: _) { %x + 1f }   ->   def @f(%x: float32) -> float32 { %x + 1f } @id(1)
+->   @id[int32](1)
 
 A variable of a Let has a type where one is written with a hole, and none where none is written:
 passes may give it another value.
@@ -21,8 +21,7 @@ TypeArgs = Mapping[Call, tuple[Type, ...]]
 
 
 def fill(module: IRModule, type_args: TypeArgs, annotate: bool) -> IRModule:
-    """Return the module with all type arguments and, to `annotate`, all types of parameters and
-    results.
+    """Annotate a module with type arguments and, with `annotate`, parameter and result types.
 
     It is the module itself if nothing was missing. Needs checked types.
     """
@@ -30,6 +29,7 @@ def fill(module: IRModule, type_args: TypeArgs, annotate: bool) -> IRModule:
     for name, function in module.functions.items():
         if isinstance(function, Function):
             filled = _fill_function(function, type_args, annotate)
+            # Unchanged functions stay the same objects, so that caches by identity still hit.
             if filled is not function:
                 changed[name] = filled
     return module.with_functions({**module.functions, **changed}) if changed else module
@@ -50,7 +50,7 @@ def _fill_function(function: Function, type_args: TypeArgs, annotate: bool) -> F
 
 
 def _missing(function: Function, type_args: TypeArgs) -> list[Expr]:
-    """Return the functions, variables and calls that leave a type out."""
+    """Return the functions, variables and calls without type annotations."""
     incomplete: list[Expr] = []
     for expr in post_order(function, into_functions=True):
         if isinstance(expr, Function):
@@ -73,7 +73,7 @@ def _lacks_type(var: Var) -> bool:
 
 
 def _with_result(old: Function, new: Function) -> Function:
-    """Return `new` with the result type that was inferred for `old`."""
+    """Return `new` with the inferred result type of `old`."""
     kind = old.checked_type
     assert isinstance(kind, FuncType)
     filled = new.with_fields(ret_type=kind.ret_type) if _lacks(old.ret_type) else new
@@ -82,7 +82,7 @@ def _with_result(old: Function, new: Function) -> Function:
 
 
 class _Filler(ExprMutator):
-    """Rebuilds what leaves a type out, and what is above; types stay as they are."""
+    """Mutator that annotates nodes lacking types, preserving checked types."""
 
     def __init__(self, root: Function, type_args: TypeArgs, annotate: bool) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _Filler(ExprMutator):
         }  # fmt: skip
 
     def rewrite(self, old: Expr, new: Expr) -> Expr:
-        """Fill in one node."""
+        """Annotate one node."""
         if isinstance(old, Call):
             if old in self.type_args:
                 new = new.with_fields(type_args=self.type_args[old])
@@ -107,5 +107,6 @@ class _Filler(ExprMutator):
             assert isinstance(new, Function)
             return _with_result(old, new)
         if new is not old:
+            # A rebuilt node has the type that its original was inferred to have.
             new.set_checked_type(old.checked_type)
         return new

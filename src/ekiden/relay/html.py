@@ -1,4 +1,4 @@
-"""Relay programs as HTML: what notebooks show for a module or an expression.
+"""HTML rendering of Relay programs, for notebooks.
 
 Types stand behind each expression in grey; a name is highlighted wherever it stands while the mouse
 is over it; meta data is left out. Functions and type definitions fold, and a picture of the main
@@ -31,13 +31,13 @@ _WORDS = re.compile(
 
 
 def to_html(value: RelayExpr | IRModule) -> str:
-    """Return a module or expression as an HTML fragment that needs nothing else."""
+    """Render a module or expression as a self-contained HTML fragment."""
     text = astext(value, show_meta_data=False)
     return styled("".join(_sections(text))) + _picture(value)
 
 
 def _sections(text: str) -> Iterator[str]:
-    """Yield the coloured text; definitions fold.
+    """Yield syntax-highlighted text with foldable definitions.
 
     A definition begins with a line that ends with "{" and ends with "}" at the margin; a type
     definition is folded at first.
@@ -66,6 +66,7 @@ def _picture(value: RelayExpr | IRModule) -> str:
     if not isinstance(shown, Function):
         return ""
     size = len(post_order(shown.body))
+    # Counted with constants and tuples, which have no boxes of their own.
     if size > 3 * MOST:
         return f"<p>Too large for a picture: {size} expressions.</p>"
     return folded("picture", f'<div style="overflow-x:auto">{draw(shown)}</div>')

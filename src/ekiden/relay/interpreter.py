@@ -1,5 +1,4 @@
-"""The meaning of Relay, executed with NumPy: what compiled programs are compared with, and how
-constants are folded.
+"""Reference interpreter of Relay in NumPy, the oracle for compiled programs.
 
 The machine keeps its own stack of steps, so neither a long program nor a deep recursion of the
 program reaches Python's limit. Each activation of a function has a frame that remembers the value
@@ -57,22 +56,22 @@ from ekiden.tir.stmt import PrimFunc
 
 
 def _host_value(op: Op, attrs: Attrs | None, args: Sequence[Value]) -> ConstructorValue | None:
-    """Return the result of an operator on sequences that returns one, or None for any other
-    operator.
-    """
+    """Evaluate an operator that returns a sequence; None for any other operator."""
     definition = op.definition
     if not definition.host or definition.reference is None:
         return None
+    # Operators on sequences take and return values that are no arrays.
     result: object = definition.reference(attrs, *args)
     return result if isinstance(result, ConstructorValue) else None
 
 
 def bind_attrs(attrs: Attrs, symbols: Mapping[PrimVar, int]) -> Attrs:
-    """Return attributes with every scalar expression evaluated, to an int or an IntImm.
+    """Evaluate the scalar expressions in attributes.
 
     They are the attributes themselves if there are no expressions. 0 stays an IntImm: the number 0
     means "copy" in a reshape.
     """
+    # Fields that hold only expressions must get one: IntImm and not int.
     exact = expression_fields(attrs.type_key)
     old = {f.name: getattr(attrs, f.name) for f in fields_of(attrs)}
     return attrs.with_fields(
@@ -83,6 +82,7 @@ def bind_attrs(attrs: Attrs, symbols: Mapping[PrimVar, int]) -> Attrs:
 def _bind_value(value: object, symbols: Mapping[PrimVar, int], is_exact: bool) -> object:
     if isinstance(value, PrimExpr) and not isinstance(value, IntImm):
         number = evaluate_prim(value, dict(symbols))
+        # Python's integers have no end, those of compiled programs have.
         if value.dtype == "int64" and not -(2**63) <= number < 2**63:
             raise InputError(f"run: a size leaves int64: {prim_text(value)} is {number}")
         return IntImm(number, value.dtype) if is_exact or number == 0 else number
@@ -93,7 +93,7 @@ def _bind_value(value: object, symbols: Mapping[PrimVar, int], is_exact: bool) -
 
 
 def bind_symbols(kind: Type, value: Value, symbols: Symbols, what: str) -> None:
-    """Check a value against a type and record the values of its named dimensions.
+    """Check a value against a type, and bind its symbolic dimensions.
 
     Raises:
         InputError: The value does not fit the type.
@@ -108,7 +108,7 @@ def bind_symbols(kind: Type, value: Value, symbols: Symbols, what: str) -> None:
 
 
 def _match_shape(call: Call, value: Value, frame: Frame) -> None:
-    """Check a tensor against its declared shape; new names are bound in the frame.
+    """Check a tensor against a shape, and bind fresh symbols in the frame.
 
     Raises:
         InputError: The tensor does not fit the shape.
@@ -149,7 +149,7 @@ DEPTH_LIMIT = 1_000_000
 
 
 class Interpreter:
-    """Evaluates expressions over the functions of a module."""
+    """Evaluator of expressions over a module's functions."""
 
     def __init__(self, module: IRModule | None = None, depth_limit: int = DEPTH_LIMIT) -> None:
         """Set up an interpreter.
@@ -167,7 +167,7 @@ class Interpreter:
         """Whether attributes hold symbols."""
 
     def evaluate(self, target: Expr | str = "main", *args: object) -> Value:
-        """Return the value of an expression, or of a function applied to `args`.
+        """Evaluate an expression, or apply a function to `args`.
 
         Args:
             target: An expression, or a function by name, GlobalVar or Function.
@@ -181,6 +181,7 @@ class Interpreter:
         """
         expr = self.module.get_global_var(target) if isinstance(target, str) else target
         value = self._run(expr, Frame())
+        # A function without parameters is called, as compiled programs call their main function.
         if isinstance(value, Closure) and (args or not value.function.params):
             return self.apply(value, *args)
         if args:
@@ -190,7 +191,7 @@ class Interpreter:
         return value
 
     def apply(self, function: Value, *args: object) -> Value:
-        """Call a function value."""
+        """Apply a function value."""
         params = [Var(f"arg{i}", None) for i in range(len(args))]
         callee = Var("function", None)
         frame = Frame({p: _to_value(a) for p, a in zip(params, args, strict=True)})
@@ -210,7 +211,8 @@ class Interpreter:
         return self._value(root, frame)
 
     def _open(self, expr: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
-        """Evaluate an expression; `is_tail` says that its value is that of the activation."""
+        """Start the evaluation of an expression; `is_tail` marks tail position."""
+        # Explicit stack: Relay programs recurse deeper than Python allows.
         if type(expr) in _ATOMS or frame.find(expr) is not None:
             if is_tail:
                 self._finish(expr, frame, True, self._value(expr, frame))
@@ -221,10 +223,11 @@ class Interpreter:
         rule(self, expr, frame, is_tail, stack)
 
     def _finish(self, expr: Expr, frame: Frame, is_tail: bool, value: Value) -> None:
-        """Remember the value of an expression, or return it to the caller of the activation."""
+        """Store an expression's value, or return it to the activation's caller."""
         if not is_tail:
             frame.values[expr] = value
             return
+        # In tail position the value is that of the call which made the activation.
         assert frame.caller is not None and frame.result is not None
         frame.caller.values[frame.result] = value
 
@@ -252,6 +255,7 @@ class Interpreter:
         name = var.name_hint
         function = self.module[var] if var in self.module.functions else self.module[name]
         if isinstance(function, PrimFunc):
+            # A loop program is called through a Relay function of its type.
             function = as_function(function.with_attr("global_symbol", name))
         if not isinstance(function, Function):
             raise RunError(f"@{name}: a {type(function).__name__} cannot be interpreted")
@@ -267,6 +271,7 @@ class Interpreter:
         if not pending:
             self._enter(call, frame, is_tail, stack)
             return
+        # Below its parts on the stack: it runs when they have values.
         stack.append((Interpreter._enter, call, frame, is_tail))
         for operand in pending:
             stack.append((Interpreter._open, operand, frame, False))
@@ -282,6 +287,7 @@ class Interpreter:
                 inner.caller, inner.result, inner.depth = frame.caller, frame.result, frame.depth
             else:
                 inner.caller, inner.result, inner.depth = frame, call, frame.depth + 1
+                # Checked here, as the memory of the machine would otherwise be the limit.
                 if inner.depth > self.depth_limit:
                     self._too_deep(call)
             stack.append((Interpreter._open, callee.function.body, inner, True))
@@ -293,7 +299,7 @@ class Interpreter:
             raise RunError(f"call: expected a function, got {type(callee).__name__}")
 
     def _operator(self, op: Op, call: Call, args: tuple[Value, ...], frame: Frame) -> Value:
-        """Return the value of an operator on the values of its arguments."""
+        """Evaluate an operator on argument values."""
         if isinstance(call.attrs, MatchShapeAttrs):
             if op.definition.stateful:
                 _match_shape(call, args[0], frame)
@@ -328,6 +334,8 @@ class Interpreter:
         frame = Frame(dict(zip(params, args, strict=True)), outer)
         own: Symbols = {}
         for p, a in zip(params, args, strict=True):
+            # Named dimensions are bound anew in each call: recursive functions see other sizes in
+            # each.
             if p.type_annotation is not None:
                 bind_symbols(p.type_annotation, a, own, f"%{p.name_hint}")
         if own or caller.symbols or (outer is not None and outer.symbols):
@@ -349,6 +357,7 @@ class Interpreter:
         if let.var.type_annotation is not None:
             before = set(frame.symbols)
             bind_symbols(let.var.type_annotation, value, frame.symbols, f"%{let.var.name_hint}")
+            # What a binding names belongs to this activation, and is not passed to callees.
             frame.bound |= frame.symbols.keys() - before
         _become(let, let.body, frame, is_tail, stack)
 
@@ -378,7 +387,7 @@ class Interpreter:
         self._finish(function, frame, is_tail, Closure(function, frame))
 
     def _simple(self, expr: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
-        """Evaluate an expression whose value depends on the values of its children alone."""
+        """Evaluate an expression whose value depends on its children's values alone."""
         stack.append((Interpreter._combine, expr, frame, is_tail))
         _push(stack, _PARTS[type(expr)](expr), frame)
 
@@ -393,17 +402,18 @@ Steps = list[tuple[Step, Expr, Frame, bool]]
 
 
 def _push(stack: Steps, exprs: Sequence[Expr], frame: Frame) -> None:
-    """Evaluate expressions from the first to the last, unless they are atoms."""
+    """Push the evaluation of non-atomic expressions, first to last."""
     for expr in reversed(exprs):
         if type(expr) not in _ATOMS:
             stack.append((Interpreter._open, expr, frame, False))
 
 
 def _become(expr: Expr, inner: Expr, frame: Frame, is_tail: bool, stack: Steps) -> None:
-    """Evaluate another expression, whose value is that of `expr`."""
+    """Evaluate another expression in place of `expr`."""
     if not is_tail:
 
         def copy(self: Interpreter, at: Expr, where: Frame, tail: bool, steps: Steps) -> None:
+            # When the inner expression has its value: this step lies below it.
             where.values[at] = self._value(inner, where)
 
         stack.append((copy, expr, frame, False))
@@ -427,7 +437,7 @@ def _combine(expr: Expr, values: tuple[Value, ...]) -> Value:
 
 
 def _choose(match: Match, value: Value, frame: Frame) -> Expr:
-    """Return the right side of the first clause that fits, with its variables bound in the frame.
+    """Return the right-hand side of the first matching clause, and bind its variables in the frame.
 
     Raises:
         RunError: No clause fits.
@@ -441,7 +451,7 @@ def _choose(match: Match, value: Value, frame: Frame) -> Expr:
 
 
 def _shape_text(value: Value) -> str:
-    """Return the constructor of a value that no clause fits, as text."""
+    """Format the constructor of an unmatched value."""
     if not isinstance(value, ConstructorValue):
         return type(value).__name__
     constructor = value.constructor
@@ -449,7 +459,7 @@ def _shape_text(value: Value) -> str:
 
 
 def _fit(pattern: Pattern, value: Value) -> dict[Expr, Value] | None:
-    """Return the variables that a pattern binds, or None if it does not fit."""
+    """Return the variables that a pattern binds, or None if it does not match."""
     bound: dict[Expr, Value] = {}
     stack = [(pattern, value)]
     while stack:
@@ -462,6 +472,8 @@ def _fit(pattern: Pattern, value: Value) -> dict[Expr, Value] | None:
                 stack.extend(zip(inner, component, strict=True))
             case PatternConstructor(constructor=constructor, patterns=inner):
                 assert isinstance(component, tuple)  # of a machine, a plain one for tag 0
+                # Compared by the tag: constructors of a module that was parsed twice are different
+                # objects.
                 if getattr(component, "tag", 0) != constructor.tag:
                     return None
                 stack.extend(zip(inner, component, strict=True))
@@ -477,12 +489,13 @@ def _to_value(value: object) -> Value:
 
 
 def _note_place(error: Exception, expr: Expr) -> None:
-    """Add once a note of the operator or node of the model that failed."""
+    """Add one exception note that names the failing operator or model node."""
     is_operator = isinstance(expr, Call) and isinstance(expr.op, Op)
     of_data = isinstance(error, (IndexRangeError, LinAlgError))
     if of_data and is_operator and expr.span is not None:
         _, colon, detail = str(error).partition(":")
         error.args = (expr.span.naming(expr.op.name) + colon + detail,)  # type: ignore[attr-defined]
+    # Once only: the innermost place is the most exact.
     if getattr(error, "__notes__", None) or (not is_operator and expr.span is None):
         return
     name = (

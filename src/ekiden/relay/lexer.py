@@ -1,4 +1,4 @@
-"""Relay text as tokens, and errors that point at a place in it."""
+"""Lexer of Relay text, with located errors."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ _COMMENT_EDGE = re.compile(r"/\*|\*/")
 
 @dataclass(slots=True)
 class Token:
-    """A word of the text: its kind (a group of the pattern, or "end"), its text without % and @,
-    where it begins, and where it ends.
-    """
+    """Token: its kind (a pattern group, or "end"), its text without % and @, and its range."""
 
     kind: str
     text: str
@@ -52,13 +50,14 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A text and the name it has in messages."""
+    """Source text with its name for messages."""
 
     text: str
     name: str = "text"
 
     def place(self, at: int) -> tuple[int, int]:
-        """Line and column, from 1."""
+        """Return line and column of a position, from 1."""
+        # -1 + 1 is the beginning of the text.
         start = self.text.rfind("\n", 0, at) + 1
         return self.text.count("\n", 0, at) + 1, at - start + 1
 
@@ -68,13 +67,13 @@ class Source:
         raise ParseError(f"{self.name}:{line}:{column}: {message}\n{self.caret(line, column)}")
 
     def caret(self, line: int, column: int) -> str:
-        """Return a line of the text, and below it a caret that points at a column."""
+        """Format a source line with a caret under a column."""
         shown = self.text.split("\n")[line - 1]
         # Tabs are kept, so that the caret is below its column however wide they are.
         return shown + "\n" + "".join(c if c == "\t" else " " for c in shown[: column - 1]) + "^"
 
     def shown(self, error: TypeInferenceError) -> TypeInferenceError:
-        """Return a type error with the line of this text that it names, if it names one."""
+        """Return a type error extended by the source line it refers to."""
         at = error.span
         if not isinstance(at, Span) or not at.line or at.source_name != self.name:
             return error
@@ -82,7 +81,7 @@ class Source:
 
 
 def tokenize(source: Source) -> tuple[list[Token], str]:
-    """Return all tokens, ending with one of kind "end", and the text after `#[metadata]`.
+    """Tokenize a text; return the tokens (ending with "end") and the `#[metadata]` section.
 
     Raises:
         ParseError: A character, a comment or a number is wrong.
@@ -104,6 +103,7 @@ def tokenize(source: Source) -> tuple[list[Token], str]:
         if kind != "skip":
             tokens.append(_token(source, kind, matched))
         at = matched.end()
+        # Loop programs are Python, which has other tokens: they are taken as one.
         if [t.text for t in tokens[-1:]] == ["{"] and _opens_loops(tokens):
             tokens.append(_loops(source, at))
             at = tokens[-1].end
@@ -112,13 +112,13 @@ def tokenize(source: Source) -> tuple[list[Token], str]:
 
 
 def _opens_loops(tokens: Sequence[Token]) -> bool:
-    """Return whether `prim_func @name {` has just been read."""
+    """Return whether the last tokens are `prim_func @name {`."""
     kinds = [(t.kind, t.text) for t in tokens[-3:]]
     return len(kinds) == 3 and kinds[0] == ("name", "prim_func") and kinds[1][0] == "global"
 
 
 def _loops(source: Source, at: int) -> Token:
-    """Return a loop program as one token, in Python, up to a bracket that begins a line."""
+    """Return a Python loop program as one token, up to a closing brace at the start of a line."""
     end = _CLOSED.search(source.text, at)
     if end is None:
         source.fail(at, "the loop program has no '}' at the beginning of a line")
@@ -142,12 +142,13 @@ def _token(source: Source, kind: str, matched: re.Match[str]) -> Token:
 
 
 def _after_comment(source: Source, at: int) -> int:
-    """Return the end of a comment that begins at `at`; comments nest."""
+    """Return the end of a possibly nested comment."""
     depth, position = 0, at
     while True:
         edge = _COMMENT_EDGE.search(source.text, position)
         if edge is None:
             source.fail(at, "comment without an end")
+        # Comments nest: a part that is commented out may contain one.
         depth += 1 if edge.group() == "/*" else -1
         position = edge.end()
         if depth == 0:

@@ -1,4 +1,4 @@
-"""The section `#[metadata]` of Relay text: what has no form of its own, as JSON in TVM's form.
+"""The `#[metadata]` section of Relay text: constants and nodes without syntax, as TVM JSON.
 
     {"root": 1, "nodes": [{"type_key": ""}, {"type_key": "Map", "keys": [...], "data": [2]}, ...],
      "b64ndarrays": ["P6G0lvBAXt0AAAAA...", ...], "attrs": {"tvm_version": "0.16.0"}}
@@ -25,7 +25,8 @@ _VERSION = "0.16.0"
 
 
 def write_metadata(constants: Sequence[Constant]) -> str:
-    """Return the section's JSON for the constants of a text."""
+    """Serialise the constants of a text as the section's JSON."""
+    # Node 0 is TVM's null; 1 and 2 are the map and its array.
     first = 3
     numbers = list(range(first, first + len(constants)))
     nodes: list[dict[str, object]] = [
@@ -47,7 +48,7 @@ def write_metadata(constants: Sequence[Constant]) -> str:
 
 
 def read_metadata(text: str) -> Entries:
-    """Return the entries of a section; an entry of a type that is not known is None.
+    """Parse the entries of a section; None for unknown types.
 
     Raises:
         LoadError: The text is no such JSON.

@@ -1,4 +1,4 @@
-"""The names of `ekiden.relay`, loaded when the first is used."""
+"""Exports of `ekiden.relay`, loaded on first use."""
 
 from ekiden._lazy import attach, exported_names
 from ekiden.ir.expr import GlobalVar
@@ -102,6 +102,7 @@ def __getattr__(name: str) -> object:
     """Load a name from above, or return an operator. Raises AttributeError."""
     if name in _NAMES_ABOVE:
         return _load_above(name)
+    # TVM has the operators in `relay` too, hundreds of names: they are looked up, not copied.
     if not name.startswith("_") and hasattr(op, name):
         return getattr(op, name)
     raise AttributeError(f"module 'ekiden.relay' has no attribute {name!r}")

@@ -1,5 +1,4 @@
-"""Relay text to programs: one grammar for what `ekiden.relay.printer` writes and for what people
-write.
+"""Parser of Relay text.
 
     module  = version? attributes? (type | def | loops)* metadata?
     loops   = "prim_func" @name "{" a loop program in Python newline "}"
@@ -89,7 +88,7 @@ def parse(
     init_module: IRModule | None = None,
     init_meta_table: Entries | None = None,
 ) -> IRModule:
-    """Return the module that a text describes, with its types inferred.
+    """Parse a module, and infer its types.
 
     Args:
         source: The text.
@@ -119,12 +118,12 @@ def _typed(module: IRModule, text: Source) -> IRModule:
 
 
 def fromtext(data: str, source_name: str = "text") -> IRModule:
-    """Return the module of a text, as `parse`, under TVM's older name."""
+    """Parse a module, as `parse`, under TVM's older name."""
     return parse(data, source_name)
 
 
 def parse_expr(source: str, src_name: str = "text") -> Expr:
-    """Return the one expression that a text describes.
+    """Parse a single expression.
 
     Types are not inferred, and functions it calls need no definition.
     """
@@ -133,11 +132,12 @@ def parse_expr(source: str, src_name: str = "text") -> Expr:
 
 
 def _drive(start: Steps) -> Expr:
-    """Run a reader and the readers it yields, on a stack of our own."""
+    """Run a parser coroutine and those it yields on an explicit stack (trampoline)."""
     stack = [start]
     sent: Expr | None = None
     while True:
         try:
+            # A reader that yields another waits on the stack for its result.
             stack.append(stack[-1].send(sent))  # type: ignore[arg-type]
             sent = None
         except StopIteration as end:
@@ -148,7 +148,7 @@ def _drive(start: Steps) -> Expr:
 
 
 class _Parser(DeclarationParser):
-    """The tokens of one text and the names in sight."""
+    """Recursive-descent parser over one token stream with lexical scopes."""
 
     def __init__(
         self, source: Source, init: IRModule | None = None, meta: Entries | None = None
@@ -163,7 +163,9 @@ class _Parser(DeclarationParser):
         self.graph: list[dict[str, Expr]] = [{}]
 
     def read(self, start: Callable[[], _R]) -> _R:
-        """Run a reader. Types, patterns and attribute values nest Python calls, to a limit."""
+        """Run a parser coroutine. Types, patterns and attribute values nest Python calls, to a
+        limit.
+        """
         try:
             return start()
         except RecursionError:
@@ -172,10 +174,11 @@ class _Parser(DeclarationParser):
     # Modules
 
     def module(self) -> IRModule:
-        """Read everything to the end of the text."""
+        """Parse a module up to the end of the text."""
         self._version()
         attrs = self._module_attrs()
         begins = self._find_items()
+        # Definitions of the initial module stay; those of the text come after them.
         functions: dict[GlobalVar | str, BaseFunc] = dict(self.init.functions.items())
         types: dict[GlobalTypeVar, Node] = dict(self.init.type_definitions)
         # Types first: functions may use constructors that are defined after them.
@@ -194,7 +197,7 @@ class _Parser(DeclarationParser):
         return IRModule(functions, types, {**self.init.attrs, **attrs})
 
     def only_expr(self) -> Expr:
-        """Read one expression to the end of the text."""
+        """Parse one expression up to the end of the text."""
         self._version()
         self.has_free_globals = True
         result = _drive(self.block())
@@ -213,7 +216,7 @@ class _Parser(DeclarationParser):
 
     @contextmanager
     def scope(self) -> Generator[None, None, None]:
-        """Open a scope: names created inside are not visible outside."""
+        """Open a lexical scope."""
         self.scopes.append({})
         self.graph.append({})
         try:
@@ -223,7 +226,7 @@ class _Parser(DeclarationParser):
             self.graph.pop()
 
     def function_rest(self) -> Steps:
-        """Read a function from its type parameters on."""
+        """Parse a function from its type parameters on."""
         at = self.token.at
         with self.type_params() as type_params, self.scope():
             params, attrs = self._params()
@@ -234,12 +237,13 @@ class _Parser(DeclarationParser):
         return Function(params, body, ret, type_params, attrs or None, span=self.span(at))
 
     def _loops(self) -> tuple[GlobalVar, PrimFunc]:
-        """Read `prim_func @name { a loop program as Python text }`."""
+        """Parse `prim_func @name { ... }`, a loop program in Python syntax."""
         self.expect("prim_func")
         name = self.globals[self.expect_kind("global", "a global name").text]
         self.expect("{")
         body = self.expect_kind("loops", "a loop program")
         self.expect("}")
+        # Blank lines in front keep the line numbers of Python's parser those of the file.
         above = "\n" * (self.source.place(body.at)[0] - 1)  # so that errors name its lines
         program = from_source(above + textwrap.dedent(body.text), name=self.source.name)
         if not isinstance(program, PrimFunc):
@@ -271,7 +275,7 @@ class _Parser(DeclarationParser):
         return key
 
     def new_var(self) -> Var:
-        """Read `%x` or `%x: type`, which is not yet visible."""
+        """Parse `%x` or `%x: type`, not yet in scope."""
         name = self.expect_kind("local", "a variable")
         device = None
         if self.take("{"):
@@ -280,6 +284,7 @@ class _Parser(DeclarationParser):
             self.expect("}")
         annotation = self.type() if self.take(":") else None
         if isinstance(annotation, IncompleteType):
+            # `_` as an annotation is none: the type is to be inferred.
             annotation = None
         variable = Var(name.text, annotation, span=self.span(name.at))
         if device is not None:
@@ -287,15 +292,17 @@ class _Parser(DeclarationParser):
         return variable
 
     def bind(self, scope: int = -1) -> Var:
-        """Read a new variable, which is visible from here on."""
+        """Parse a new variable, and bring it into scope."""
         variable = self.new_var()
         self.scopes[scope][variable.name_hint] = variable
         return variable
 
     def block(self) -> Steps:
-        """Read bindings and a result, without the brackets."""
+        """Parse bindings and a result, without braces."""
         lets: list[tuple[Var, Expr, int]] = []
         scope = self.scope()
+        # By hand: a generator may be dropped between its steps, and `finally` leaves the scope
+        # then.
         scope.__enter__()
         try:
             while True:
@@ -323,13 +330,14 @@ class _Parser(DeclarationParser):
         return result
 
     def _binds_in_graph(self) -> bool:
-        """Return whether `%0 =` comes next."""
+        """Return whether `%0 =` follows."""
         after = self.peek(1)
         return self.token.kind == "graph" and after.text == "=" and after.kind == "mark"
 
     def _let(self, at: int) -> Generator[Steps, Expr, tuple[Var, Expr, int]]:
         var = self.new_var()
         self.expect("=")
+        # Other values do not see the variable, but an outer one of its name.
         if self.next_is("fn"):  # a function may call itself
             self.scopes[-1][var.name_hint] = var
         value = yield self.expr()
@@ -340,19 +348,20 @@ class _Parser(DeclarationParser):
     # Expressions
 
     def expr(self, tightest: int = 0) -> Steps:
-        """Read operators that bind at least as tightly as `tightest`."""
+        """Parse infix operators of at least the given precedence (precedence climbing)."""
         result = yield self.postfix()
         while self.token.kind == "mark" and self.token.text in INFIX:
             level, name = INFIX[self.token.text]
             if level < tightest:
                 break
             at = self.advance().at
+            # One level tighter: operators of one level associate to the left.
             operand = yield self.expr(level + 1)
             result = Call(get(name), (result, operand), None, span=self.span(at))
         return result
 
     def postfix(self) -> Steps:
-        """Read an atom with its calls and projections."""
+        """Parse an atom with its calls and projections."""
         at = self.token.at
         result = yield self.atom()
         while self.token.kind == "mark":
@@ -377,11 +386,13 @@ class _Parser(DeclarationParser):
             else:
                 break
         if isinstance(result, Constructor) and not result.inputs:
+            # A constructor without fields is written without parentheses, and is a call
+            # nevertheless.
             result = Call(result, (), None, span=self.span(at))
         return result
 
     def call(self, callee: Expr, type_args: tuple[typing.Any, ...], at: int) -> Steps:
-        """Read the arguments and attributes of a call."""
+        """Parse the arguments and attributes of a call."""
         self.expect("(")
         args: list[Expr] = []
         attrs: dict[str, tuple[object, int]] = {}
@@ -411,7 +422,7 @@ class _Parser(DeclarationParser):
         )
 
     def _name(self, token: Token) -> Expr:
-        """Return the value of a name in an expression."""
+        """Resolve a name in an expression."""
         where = self.graph if token.kind == "graph" else self.scopes
         for scope in reversed(where):
             if token.text in scope:
@@ -419,12 +430,13 @@ class _Parser(DeclarationParser):
         self.source.fail(token.at, f"%{token.text} is not bound here")
 
     def atom(self) -> Steps:
-        """Read an expression that is no operator, call or projection."""
+        """Parse a primary expression."""
         token = self.token
         if token.kind in ("local", "graph"):
             return self._name(self.advance())
         if token.kind == "global":
             self.advance()
+            # An expression alone may call functions that nothing here defines.
             if token.text not in self.globals:
                 if not self.has_free_globals:
                     self.source.fail(token.at, f"no function @{token.text}")
@@ -457,11 +469,12 @@ class _Parser(DeclarationParser):
         self.source.fail(token.at, f"no operator, constructor or keyword {token.text!r}{hint}")
 
     def _negative(self) -> Steps:
-        """Read minus signs and their operand: a literal includes them, anything else is negated."""
+        """Parse unary minus; a literal absorbs it, other operands are negated."""
         signs = [self.advance()]
         while self.next_is("-"):
             signs.append(self.advance())
         if self.token.kind in ("int", "float"):
+            # -2147483648 is a literal, whose positive half is none.
             return self._literal(signs[0].at, "-" * (len(signs) % 2))
         result = yield self.postfix()
         for sign in reversed(signs):
@@ -477,6 +490,7 @@ class _Parser(DeclarationParser):
         if not digits.isdigit():
             self.source.fail(token.at, f"{token.text} needs a suffix: f (float32), f16 or f64")
         value = int(sign + digits)
+        # Without a suffix: int32 unless it is too large for that.
         fits = -(2**31) <= value < 2**31 or "i" in token.text
         dtype = f"int{suffix}" if suffix else "int32" if fits else "int64"
         if not -(2 ** (SCALAR_BITS[dtype] - 1)) <= value < 2 ** (SCALAR_BITS[dtype] - 1):
@@ -484,6 +498,7 @@ class _Parser(DeclarationParser):
         return Constant(np.array(value, dtype), self.span(start))
 
     def _float(self, value: float, dtype: str, at: int) -> Constant:
+        # An overflow to infinity would be another program than the text says.
         if not math.isinf(value) and abs(value) > float(np.finfo(dtype).max):
             self.source.fail(at, f"{value} is out of the range of {dtype}")
         return Constant(np.array(value, to_numpy(dtype)), self.span(at))
@@ -533,7 +548,7 @@ class _Parser(DeclarationParser):
         return Match(data, tuple(clauses), start.text == "match", span=self.span(start.at))
 
     def pattern(self) -> Pattern:
-        """Read a pattern: `_`, `%x`, `C(p, q)` or `(p, q)`."""
+        """Parse a pattern: `_`, `%x`, `C(p, q)` or `(p, q)`."""
         token = self.token
         if token.kind == "local":
             return PatternVar(self.bind())
@@ -557,7 +572,7 @@ class _Parser(DeclarationParser):
         return tuple(patterns)
 
     def _reference(self, start: Token) -> Steps:
-        """Read `ref(a)`, `ref_read(r)` or `ref_write(r, a)`."""
+        """Parse `ref(a)`, `ref_read(r)` or `ref_write(r, a)`."""
         self.expect("(")
         first = yield self.expr()
         if start.text == "ref_write":
@@ -572,7 +587,8 @@ class _Parser(DeclarationParser):
         )
 
     def _meta(self, start: Token) -> Steps:
-        """Read `meta[relay.Constant][3]`."""
+        """Parse `meta[relay.Constant][3]`."""
+        # A reader is a generator, also one that needs no other.
         yield from ()
         entry = self.meta_entry(start)
         if not isinstance(entry, Constant):

@@ -1,4 +1,4 @@
-"""Programs of Relay as pictures: operators in layers, from what goes in to what comes out.
+"""SVG drawings of Relay graphs in layers (Sugiyama style).
 
     relay.draw(mod["main"])      # SVG as text; notebooks show it under the module's text
 
@@ -34,7 +34,7 @@ STYLE = """
 
 @dataclass(slots=True, eq=False)
 class _Box:
-    """One node of the picture; where it stands is found last."""
+    """Box of the drawing; its position is assigned by the layout."""
 
     kind: str
     lines: list[str]
@@ -55,7 +55,7 @@ class _Box:
 
 
 def draw(function: Function) -> str:
-    """Return a function as SVG: a box for each operator or kernel, with the type of its result.
+    """Draw a function as SVG: one box per operator or kernel with its result type.
 
     Types are shown where they were inferred. Choices, matches and inner functions that are not
     kernels are boxes with their names, without their contents.
@@ -74,7 +74,7 @@ def draw(function: Function) -> str:
 
 
 def _boxes(function: Function) -> list[_Box]:
-    """Return the boxes, each after those that it reads."""
+    """Build the boxes in topological order."""
     boxes_of: dict[RelayExpr, list[_Box]] = {}
     boxes: list[_Box] = []
     for param in function.params:
@@ -91,13 +91,14 @@ def _boxes(function: Function) -> list[_Box]:
         if (lines := _lines(expr)) is not None:
             boxes.append(_Box(_kind(expr), lines, _type(expr), reads))
             reads = [boxes[-1]]
+        # Tuples and projections have no boxes: edges pass through them.
         boxes_of[expr] = reads
     boxes.append(_Box("out", ["result"], "", boxes_of[_bound(function.body, values)]))
     return boxes
 
 
 def _bound(expr: RelayExpr, values: Mapping[Var, RelayExpr]) -> RelayExpr:
-    """Return the value of a variable of a `let`, or the expression itself for all others."""
+    """Return the value bound to a let variable; other expressions unchanged."""
     while isinstance(expr, Var) and expr in values:
         expr = values[expr]
     return expr
@@ -115,7 +116,7 @@ def _below(expr: RelayExpr) -> Sequence[RelayExpr]:
 
 
 def _lines(expr: RelayExpr) -> list[str] | None:
-    """Return the text in the box of an expression, or None if it has no box of its own."""
+    """Return the text lines of an expression's box, or None if it has none."""
     match expr:
         case Call():
             names = list(_operators(expr.op))
@@ -130,7 +131,7 @@ def _lines(expr: RelayExpr) -> list[str] | None:
 
 
 def _operators(callee: RelayExpr) -> Iterator[str]:
-    """Yield the operators of a call, in order: several of a fused function."""
+    """Yield the operators of a call in order, several for a fused function."""
     match callee:
         case Op():
             yield callee.name
@@ -164,12 +165,13 @@ def _type(expr: RelayExpr) -> str:
 
 
 def _placed(boxes: list[_Box]) -> list[list[_Box]]:
-    """Place the boxes, and return the layers, the first on top.
+    """Assign positions to the boxes; return the layers, top first.
 
     A layer is one below the lowest that it reads. In a layer boxes are in the order of the middle
     of the boxes that they read, and every layer is centred.
     """
     for box in boxes:
+        # The longest path decides, so that all edges point down.
         box.layer = max((read_box.layer + 1 for read_box in box.reads), default=0)
     layers: list[list[_Box]] = [[] for _ in range(max(box.layer for box in boxes) + 1)]
     for box in boxes:
@@ -177,6 +179,7 @@ def _placed(boxes: list[_Box]) -> list[list[_Box]]:
     widths = [sum(b.width for b in layer) + GAP_X * (len(layer) - 1) for layer in layers]
     top = float(MARGIN)
     for layer, width in zip(layers, widths, strict=True):
+        # The barycenter heuristic of layered drawings keeps crossings few.
         layer.sort(key=_middle_of_reads)
         x = MARGIN + (max(widths) - width) / 2
         for box in layer:
@@ -192,7 +195,7 @@ def _middle_of_reads(box: _Box) -> float:
 
 
 def _side(above: _Box, below: _Box, layers: list[list[_Box]]) -> float | None:
-    """Return how far to the right an edge goes that passes layers, or None if it passes none."""
+    """Return how far right an edge must bypass the layers it crosses, or None."""
     between = [box for layer in layers[above.layer + 1 : below.layer] for box in layer]
     if not between:
         return None

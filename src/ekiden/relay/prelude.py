@@ -1,9 +1,8 @@
-"""The standard library: files of Relay text in `relay/library`, added to a module.
+"""Relay standard library: .rly files in `relay/library`, imported into modules.
 
-module.import_from_std("nat.rly")
-p = Prelude(module)                       # functions on lists, options and trees
-p.map, p.mod.get_type("List")
-p.get_global_var("tensor_array", "int64") # tensor arrays of a dtype, added when asked for
+module.import_from_std("nat.rly") p = Prelude(module)                       # functions on lists,
+options and trees p.map, p.mod.get_type("List") p.get_global_var("tensor_array", "int64") # tensor
+arrays of a dtype, added when asked for
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Shape = Sequence[ExprLike]
 
 
 def read_std(name: str) -> str:
-    """Return the text of a file of the library.
+    """Read a library file.
 
     Raises:
         KeyError: There is no such file; the message names all files.
@@ -45,7 +44,7 @@ def read_std(name: str) -> str:
 
 
 def import_from_std(module: IRModule, name: str) -> None:
-    """Add the definitions of a file and of the files it uses, unless they are present already."""
+    """Import a library file and its dependencies into a module, unless present."""
     text = read_std(name)
     for needed in NEEDS.get(name, ()):
         import_from_std(module, needed)
@@ -56,10 +55,11 @@ IRModule.library = staticmethod(import_from_std)
 
 
 def _add(module: IRModule, text: str, name: str) -> None:
-    """Add the definitions of a text, unless its first definition is present."""
+    """Add the definitions of a text, unless its first one is present."""
     first = re.search(r"^(?:def @|(?:extern )?type )(\w+)", text, re.MULTILINE)
     assert first is not None, f"{name} defines nothing"
     types = {t.name_hint for t in module.type_definitions}
+    # A file is added as a whole: its first definition tells whether it is there.
     if first.group(1) in types or first.group(1) in module:
         return
     library = IRModule(None, module.type_definitions)
@@ -70,7 +70,7 @@ def _add(module: IRModule, text: str, name: str) -> None:
 
 
 class Prelude:
-    """A module with the standard library in it, and the names of what is there (TVM's face).
+    """Module with the standard library, and its functions as attributes (TVM's name).
 
     Each function of the prelude is an attribute: its GlobalVar.
     """
@@ -112,11 +112,13 @@ class Prelude:
     # Tensor arrays of one dtype and any shapes
 
     def get_name(self, canonical: str, dtype: str) -> str:
-        """Return the name for a dtype: `tensor_take` of float32 is `tensor_take_float32`."""
+        """Return the name of a function for a dtype: `tensor_take` of float32 is
+        `tensor_take_float32`.
+        """
         return f"tensor_{dtype}_t" if canonical == "tensor_t" else f"{canonical}_{dtype}"
 
     def get_global_var(self, canonical: str, dtype: str) -> GlobalVar:
-        """Return a function on tensor arrays.
+        """Return a tensor array function for a dtype.
 
         Raises:
             KeyError: There is no such function; the message names all functions.
@@ -125,12 +127,12 @@ class Prelude:
         return self.mod.get_global_var(self.get_name(canonical, dtype))
 
     def get_type(self, canonical: str, dtype: str) -> GlobalTypeVar:
-        """Return the type of elements of a tensor array: canonical is "tensor_t"."""
+        """Return the element type of tensor arrays of a dtype."""
         self.need(dtype)
         return self.mod.get_global_type_var(self.get_name(canonical, dtype))
 
     def get_ctor(self, ty_name: str, canonical: str, dtype: str) -> Constructor:
-        """Return a constructor of a data type of the module.
+        """Return a constructor of a data type.
 
         Raises:
             KeyError: There is no such constructor.
@@ -143,7 +145,8 @@ class Prelude:
         return self.get_ctor(kind.name_hint, canonical, dtype)
 
     def need(self, dtype: str) -> None:
-        """Add the tensor arrays of a dtype, unless they are present."""
+        """Import the tensor arrays of a dtype, unless present."""
+        # The file is written for float32; whole words, as float32x4 would be another type.
         text = re.sub(r"float32(?=_|\b)", dtype, read_std(_TENSOR_ARRAY))
         _add(self.mod, text, _TENSOR_ARRAY)
 
@@ -183,14 +186,14 @@ class Prelude:
 
 
 def static_name(dtype: str, shape: Shape) -> str:
-    """Return the name of a dtype and shape, such as `float32_2_any` or `float32_scalar`."""
+    """Format a dtype and shape for a name, such as `float32_2_any` or `float32_scalar`."""
     dims = [convert(d, "int64") for d in shape]
     names = [str(d.value) if isinstance(d, IntImm) else "any" for d in dims]
     return "_".join((dtype, *(names or ["scalar"])))
 
 
 class StaticTensorArrayOps:
-    """The tensor arrays of one dtype and static shape; `register` adds them to the module."""
+    """Tensor array functions of one dtype and static shape; `register` adds them to the module."""
 
     def __init__(self, prelude: Prelude, dtype: str, shape: Shape) -> None:
         self.prelude = prelude
@@ -214,8 +217,7 @@ class StaticTensorArrayOps:
         return self.prelude.get_tensor_ctor_static(canonical, self.dtype, self.shape)
 
     def register(self) -> None:
-        """Add the types and functions, unless they are present, and those of the same dtype for any
-        shape.
+        """Register the types and functions, and those of the dtype for any shape, unless present.
 
         Programs look at results by both.
         """
@@ -249,11 +251,12 @@ class StaticTensorArrayOps:
         return shapes
 
     def _lines(self) -> Iterator[str]:
-        """Yield the lines of the file, for this dtype and shape."""
+        """Yield the template's lines expanded for this dtype and shape."""
         shapes = self._shapes()
         words = {"DTYPE": self.dtype}
         for role, shape in shapes.items():
             words[role] = static_name(self.dtype, shape)
+            # Words of the template become texts; the parser reads the result like any file.
             text = shape_text(tuple(convert(d, "int64") for d in shape))
             words["SHAPE" if role == "SELF" else f"{role}_SHAPE"] = text
         # The longest word first: SHAPE is contained in others.
@@ -269,9 +272,7 @@ class StaticTensorArrayOps:
                 yield pattern.sub(lambda matched: words[matched.group()], line)
 
     def _has(self, line: str, words: dict[str, str], defined: set[str]) -> bool:
-        """Return whether a section is included: `#if rank`, or `#if type PART` that is not
-        defined.
-        """
+        """Return whether a conditional section (`#if rank`, `#if type PART`) is included."""
         _, what, *role = line.split()
         if what == "rank":
             return bool(self.shape)

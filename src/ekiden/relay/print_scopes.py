@@ -1,6 +1,4 @@
-"""Where each expression of a graph is bound when it becomes text: the innermost block that contains
-all its uses.
-"""
+"""Binding scopes of the printer: the innermost block that contains all uses of an expression."""
 
 from __future__ import annotations
 
@@ -25,9 +23,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A place for bindings: a function body, a branch, the right side of a clause, a let that is
-    not in tail position.
-    """
+    """Block of printed bindings: function body, branch, clause or non-tail let."""
 
     result: Expr
     parent: Block | None = None
@@ -40,7 +36,7 @@ Event = tuple[Expr, bool]
 
 
 def bodies(expr: Expr) -> tuple[Expr, ...]:
-    """Return the children of an expression that are blocks of their own."""
+    """Return the children that form blocks of their own."""
     match expr:
         case Function(body=body):
             return (body,)
@@ -53,7 +49,7 @@ def bodies(expr: Expr) -> tuple[Expr, ...]:
 
 
 def operands(expr: Expr) -> tuple[Expr, ...]:
-    """Return the children that are evaluated where the expression is; of a let, only the value."""
+    """Return the children evaluated in the same block; of a let, only the value."""
     match expr:
         case Call(op=op, args=args):
             return (*args, op)  # so that a function is printed beside its call
@@ -74,7 +70,7 @@ def operands(expr: Expr) -> tuple[Expr, ...]:
 
 
 def events_of(root: Expr) -> list[Event]:
-    """Return everything below root in the order of the text, without atoms."""
+    """Return the non-atomic expressions below root in textual order."""
     order: list[Event] = []
     done: set[Expr] = set()
     stack: list[tuple[Expr, str]] = [(root, "open")]
@@ -84,6 +80,7 @@ def events_of(root: Expr) -> list[Event]:
             order.append((expr, what == "bind"))
         elif expr not in done and not isinstance(expr, ATOMS):
             done.add(expr)
+            # Closed when all its parts are in the order: the text of an expression follows theirs.
             stack.append((expr, "close"))
             if isinstance(expr, Let):
                 stack += ((expr.body, "open"), (expr, "bind"), (expr.value, "open"))
@@ -93,7 +90,7 @@ def events_of(root: Expr) -> list[Event]:
 
 
 def common(a: Block | None, b: Block) -> Block:
-    """Return the innermost block around both, or `b` if `a` is not known yet."""
+    """Return the innermost block around both, or `b` if `a` is None."""
     if a is None:
         return b
     while a is not b:
@@ -105,11 +102,12 @@ def common(a: Block | None, b: Block) -> Block:
 
 
 class Scopes:
-    """Where each expression below a root is bound, how often it is used, and the blocks."""
+    """Block and use count of every expression below a root."""
 
     def __init__(self, root: Expr) -> None:
         self.events = events_of(root)
         self.top = Block(root)
+        # An expression is bound in the innermost block that contains all of its uses.
         self.block: dict[Expr, Block] = {root: self.top}
         self.inner: dict[tuple[Expr, int], Block] = {}
         self.uses: dict[Expr, int] = {root: 1}
@@ -140,6 +138,7 @@ class Scopes:
 
         A let that is the one result of its block continues it; any other let opens a block.
         """
+        # A let in tail position continues its block; others need brackets.
         if let is block.result and self.uses[let] == 1:
             self.tail_lets.add(let)
             block.result = let.body

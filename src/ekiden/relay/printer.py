@@ -1,4 +1,4 @@
-"""Relay programs as text, in TVM's format 0.0.5; `ekiden.relay.parser` reads it back.
+"""Printer of Relay text in TVM's format 0.0.5, which `ekiden.relay.parser` reads.
 
     def @main(%x: Tensor[(n, 3), float32]) {
       %0 = nn.relu(%x);
@@ -75,7 +75,7 @@ def astext(
     annotate: Annotate | None = None,
     show_spans: bool = False,
 ) -> str:
-    """Return a module or expression as text.
+    """Print a module or expression.
 
     Args:
         value: The module, expression or type.
@@ -99,7 +99,8 @@ def astext(
 
 
 def quote_name(name: str) -> str:
-    """Return a name in its form after % or @: in quotes unless it is a plain identifier."""
+    """Quote a name after % or @ unless it is a plain identifier."""
+    # Names of models have spaces and slashes; JSON's quoting is read back by the lexer.
     return name if _PLAIN.fullmatch(name) else json.dumps(name)
 
 
@@ -107,7 +108,7 @@ Annotate = Callable[[RelayExpr], str]
 
 
 class UniqueNames(dict[Node, str]):
-    """Names for nodes: the first to ask for a name gets it, later ones a number after it."""
+    """Unique names of nodes: the first claims a name, later ones get numbers."""
 
     def __init__(self, quote: Callable[[str], str] = str, reserved: Iterable[str] = ()) -> None:
         super().__init__()
@@ -115,19 +116,20 @@ class UniqueNames(dict[Node, str]):
         self._quote = quote
 
     def get(self, key: Node, default: str = "") -> str:  # type: ignore[override]
-        """Return the name of a node, derived from `default` when it is asked for first."""
+        """Return the unique name of a node, derived from `default` on first use."""
         name = super().get(key)
         if name is None:
             name = self[key] = self._quote(self._unique(default))
         return name
 
     def forget_type_vars(self) -> None:
-        """Free the names of type parameters, which end with the definition they belong to."""
+        """Release the names of type parameters at the end of a definition."""
         for key in [k for k in self if isinstance(k, TypeVar)]:
             self._taken.pop(self.pop(key), None)
 
     def _unique(self, name: str) -> str:
         candidate = name
+        # The counter goes on from the last number: many variables have one name.
         while candidate in self._taken:
             self._taken[name] += 1
             candidate = f"{name}_{self._taken[name]}"
@@ -136,7 +138,7 @@ class UniqueNames(dict[Node, str]):
 
 
 class _Printer:
-    """The state of printing one text."""
+    """State of printing one text."""
 
     def __init__(self, annotate: Annotate | None = None, show_spans: bool = False) -> None:
         self.annotate = annotate
@@ -149,7 +151,7 @@ class _Printer:
     # Modules
 
     def module(self, module: IRModule) -> list[str]:
-        """Return the lines of a module."""
+        """Print a module."""
         lines = []
         if module.attrs:
             inside = ", ".join(
@@ -161,15 +163,14 @@ class _Printer:
             lines += self.type_data(data)
             self.type_names.forget_type_vars()
         for name, function in module.functions.items():
+            # Names of variables begin anew in each function.
             self.var_names = UniqueNames(quote_name)
             lines += self.definition(name, function)
             self.type_names.forget_type_vars()
         return lines
 
     def definition(self, name: GlobalVar, function: BaseFunc) -> list[str]:
-        """Return one global function; one that is neither Relay's nor a loop program is
-        only named.
-        """
+        """Print a global function; other kinds only by name."""
         if isinstance(function, PrimFunc):
             lines = loops_text(function).removeprefix(f"{SCRIPT_HEADER}\n").strip("\n").split("\n")
             return [f"prim_func @{quote_name(name.name_hint)} {{", *_indent(lines), "}"]
@@ -178,7 +179,7 @@ class _Printer:
         return self.text_of_function(function, f"def @{quote_name(name.name_hint)}")
 
     def type_data(self, data: TypeData) -> list[str]:
-        """Return `type List[A] { Cons(A, List[A]), Nil, }`."""
+        """Print a data type: `type List[A] { Cons(A, List[A]), Nil, }`."""
         params = type_params_text(data.type_vars, self.type_names)
         if not data.constructors:
             return [f"extern type {data.header.name_hint}{params}"]
@@ -193,9 +194,10 @@ class _Printer:
         return [*lines, "}"]
 
     def root(self, expr: RelayExpr) -> list[str]:
-        """Return the lines of an expression, after declarations of its free variables."""
+        """Print an expression, after declarations of its free variables."""
         if isinstance(expr, BaseFunc) and not isinstance(expr, Function):
             return [f"/* {type(expr).__name__} */"]
+        # An expression alone declares its free variables, so that its text can be parsed.
         free = [f"free_var {self.param(v)};" for v in free_vars(expr)]
         if isinstance(expr, Function):
             return [*free, *self.text_of_function(expr, "fn ")]
@@ -204,24 +206,22 @@ class _Printer:
     # Pieces
 
     def type(self, kind: Type) -> str:
-        """Return a type as text, with its names distinct."""
+        """Print a type with unique names."""
         return type_text(kind, self.type_names)
 
     def var(self, var: Var) -> str:
-        """Return a variable as text, such as `%x`."""
+        """Print a variable, such as `%x`."""
         return f"%{self.var_names.get(var, var.name_hint)}"
 
     def param(self, var: Var, device: object = None) -> str:
-        """Return a parameter such as `%x: Tensor[(3,), float32]`, with its device behind
-        the name.
-        """
+        """Print a parameter such as `%x: Tensor[(3,), float32]`, with its device."""
         name = self.var(var)
         if device is not None:
             name += f" {{virtual_device={self.value(device)}}}"
         return name if var.type_annotation is None else f"{name}: {self.type(var.type_annotation)}"
 
     def atom(self, expr: Expr) -> str:
-        """Return an expression without children as text."""
+        """Print an atomic expression."""
         match expr:
             case Var():
                 return self.var(expr)
@@ -235,7 +235,8 @@ class _Printer:
                 return f"/* {type(expr).__name__} */"
 
     def meta(self, constant: Constant) -> str:
-        """Return a reference to a constant, such as `meta[relay.Constant][3]`."""
+        """Print a constant's reference, such as `meta[relay.Constant][3]`."""
+        # By identity: a constant that is used twice is written once.
         index = self.constant_index.setdefault(id(constant), len(self.constants))
         if index == len(self.constants):
             self.constants.append(constant)
@@ -243,7 +244,7 @@ class _Printer:
         return f"meta[relay.Constant][{index}] /* ty={kind} */"
 
     def value(self, value: object) -> str:
-        """Return an attribute's value as text."""
+        """Print an attribute value."""
         match value:
             case PrimExpr():
                 return prim_text(value, self.type_names)
@@ -265,23 +266,24 @@ class _Printer:
         return json.dumps(str(value))
 
     def attrs(self, call: Call) -> list[str]:
-        """Return `key=value` for all attributes that differ from the defaults."""
+        """Print `key=value` for all attributes that differ from their defaults."""
         attrs = call.attrs
         if attrs is None:
             return []
         expected = (
             OPS[call.op.name].attrs if isinstance(call.op, Op) and call.op.name in OPS else None
         )
+        # Read back, attributes are of the operator's class unless the text says another.
         key = [] if type(attrs) is expected else [f'attrs_type_key="{attrs.type_key}"']
         return key + [f"{name}={self.value(value)}" for name, value in non_defaults(attrs)]
 
     def function_attrs(self, attrs: Mapping[str, object] | None) -> list[str]:
-        """Return the attributes of a function, such as `Primitive=1`."""
+        """Print a function's attributes, such as `Primitive=1`."""
         shown = [(k, v) for k, v in (attrs or {}).items() if k != PARAM_PLACES]
         return [f"{quote_name(k)}={self.value(v)}" for k, v in shown]
 
     def pattern(self, pattern: Pattern) -> str:
-        """Return a pattern as text, such as `Cons(%head, _)`."""
+        """Print a pattern, such as `Cons(%head, _)`."""
         match pattern:
             case PatternVar(var=var):
                 return self.param(var)
@@ -297,7 +299,7 @@ class _Printer:
                 return "_"
 
     def head(self, function: Function, start: str) -> str:
-        """Return everything of a function before its body."""
+        """Print a function's header."""
         devices = function.attr(PARAM_PLACES)
         device_of_param = devices if isinstance(devices, tuple) else (None,) * len(function.params)
         params = [
@@ -309,18 +311,18 @@ class _Printer:
         return f"{start}{type_params}({', '.join(params)}){ret} {{"
 
     def text_of_function(self, function: Function, start: str) -> list[str]:
-        """Return a function at the top of the text."""
+        """Print a top-level function."""
         return [self.head(function, start), *_indent(self.block(function.body)), "}"]
 
     # Blocks
 
     def block(self, root: Expr) -> list[str]:
-        """Return the bindings and the result of the block of `root`."""
+        """Print the bindings and the result of a block."""
         return _Body(self, root).lines()
 
 
 class _Body:
-    """Prints everything below one root, innermost blocks first, without recursion."""
+    """Printer of everything below one root, innermost blocks first, without recursion."""
 
     def __init__(self, printer: _Printer, root: Expr) -> None:
         self.printer = printer
@@ -330,20 +332,22 @@ class _Body:
         self.in_place = self._find_in_place()
 
     def _find_in_place(self) -> set[Expr]:
-        """Return the expressions that are printed in place instead of being bound to a number."""
+        """Return the expressions printed inline instead of being numbered."""
         scopes = self.scopes
         values = {e.value for e, is_binding in scopes.events if is_binding and isinstance(e, Let)}
         in_place: set[Expr] = set()
         for expr, is_binding in scopes.events:
+            # What is used twice is bound to a number, or its text would duplicate it.
             if is_binding or scopes.uses[expr] != 1:
                 continue
+            # A projection of a projection would not show its type.
             is_projection = isinstance(expr, TupleGetItem) and expr.tuple_value not in in_place
             if expr in scopes.results or expr in values or is_projection:
                 in_place.add(expr)
         return in_place
 
     def lines(self) -> list[str]:
-        """Return all lines of the root's block."""
+        """Return the lines of the root's block."""
         for expr, is_binding in self.scopes.events:
             if is_binding:
                 assert isinstance(expr, Let)
@@ -383,12 +387,12 @@ class _Body:
         return f"/* {', '.join(notes).replace('*/', '* /')} */" if notes else ""
 
     def of(self, expr: Expr) -> list[str]:
-        """Return the text of an expression where it is used."""
+        """Return an expression's text at a use."""
         lines = self.text.get(expr)
         return [self.printer.atom(expr)] if lines is None else lines
 
     def one(self, expr: Expr) -> str:
-        """Return the text of an operand, which is always one line."""
+        """Return an operand's text, always one line."""
         return "\n".join(self.of(expr))
 
     def inside(self, block: Block) -> list[str]:
@@ -396,7 +400,7 @@ class _Body:
         return [*block.lines, *self.of(block.result)]
 
     def nested(self, expr: Expr, index: int = 0) -> list[str]:
-        """Return the indented lines of one of the blocks of an expression."""
+        """Return the indented lines of an expression's block."""
         return _indent(self.inside(self.scopes.inner[expr, index]))
 
     def _render(self, expr: Expr) -> list[str]:
@@ -460,22 +464,24 @@ def _statement(start: str, lines: list[str]) -> list[str]:
 
 
 def scalar_text(data: Array) -> str | None:
-    """Return a constant of rank 0 as a literal, or None if its dtype has none."""
+    """Format a scalar constant as a literal, or return None if its dtype has none."""
     if data.ndim:
         return None
     dtype = str(data.dtype)
     if dtype == "bool":
         return str(bool(data))
+    # uint8 and others have no literal: they are meta data even as scalars.
     suffix = LITERAL_SUFFIX.get(dtype)
     return None if suffix is None else f"{str(data[()]).removesuffix('.0')}{suffix}"
 
 
 def non_defaults(attrs: Attrs) -> list[tuple[str, object]]:
-    """Return the fields of attributes that differ from their defaults, and those always shown."""
+    """Return the attribute fields that differ from their defaults, and those always shown."""
     shown = []
     for attribute in fields(attrs):  # type: ignore[arg-type]
         value = getattr(attrs, attribute.name)
         is_shown = attribute.default is MISSING or attribute.metadata.get("shown")
+        # As tuples, so that values of any kind can be compared.
         if is_shown or not structural_equal((value,), (attribute.default,)):
             shown.append((attribute.name, value))
     return shown

@@ -1,4 +1,4 @@
-"""Building nested lets and choices from Python, statement by statement.
+"""ScopeBuilder: build nested lets and conditionals imperatively.
 
 sb = ScopeBuilder()
 with sb.if_scope(cond):
@@ -22,14 +22,14 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(slots=True)
 class _Scope:
-    """The bindings made so far and the result, or a choice that still lacks its other side."""
+    """Scope under construction: its bindings, and its result or pending conditional."""
 
     bindings: list[tuple[Var, Expr]] = field(default_factory=list)
     result: Expr | None = None
     pending: tuple[Expr, Expr] | None = None
 
     def close(self) -> Expr:
-        """Return the scope as one expression.
+        """Build the scope's expression.
 
         Raises:
             RuntimeError: It has no result.
@@ -39,26 +39,27 @@ class _Scope:
         if self.result is None:
             raise RuntimeError("scope: ret was not called")
         expr = self.result
+        # A Let contains all that follows it: the chain is built from its end.
         for name, value in reversed(self.bindings):
             expr = Let(name, value, expr)
         return expr
 
 
 class ScopeBuilder:
-    """Collects bindings; `get` gives the expression (TVM's face)."""
+    """Builder of let chains (TVM's name); `get` returns the expression."""
 
     def __init__(self) -> None:
         self._scopes = [_Scope()]
 
     def let(self, var: Var | str | tuple[str, Type | str], value: Expr) -> Var:
-        """Bind a value to a variable, a new one by name, or a new one by name and type."""
+        """Bind a value to a variable, or to a new one by name (and type)."""
         bound = _variable(var)
         self._scopes[-1].bindings.append((bound, value))
         return bound
 
     @contextmanager
     def if_scope(self, cond: Expr) -> Iterator[None]:
-        """Open a `with` block whose result is that of a choice if `cond` holds.
+        """Open the true branch of a conditional.
 
         An else_scope follows.
         """
@@ -68,8 +69,7 @@ class ScopeBuilder:
 
     @contextmanager
     def else_scope(self) -> Iterator[None]:
-        """Open a `with` block whose result is that of the choice begun before if its test does not
-        hold.
+        """Open the false branch of the pending conditional.
 
         Raises:
             RuntimeError: No `if_scope` was before it.
@@ -88,6 +88,7 @@ class ScopeBuilder:
             yield
             return self._scopes[-1].close()
         finally:
+            # Scopes that an exception left open inside go too.
             del self._scopes[depth - 1 :]
 
     def ret(self, value: Expr) -> None:
@@ -104,7 +105,7 @@ class ScopeBuilder:
             raise RuntimeError("scope: it has a result already")
 
     def get(self) -> Expr:
-        """Return the expression built.
+        """Return the built expression.
 
         Raises:
             RuntimeError: `ret` was not called.
@@ -114,11 +115,11 @@ class ScopeBuilder:
     def function(
         self, *params: Var | tuple[str, Type | str], ret_type: Type | None = None
     ) -> Function:
-        """Return a function of these parameters whose body is the expression built."""
+        """Return a function of the given parameters with the built expression as its body."""
         return Function(tuple(map(_variable, params)), self.get(), ret_type)
 
     def param_list(self, *args: str | tuple[str, Type | str]) -> tuple[Var, ...]:
-        """Return new variables, to be parameters."""
+        """Return new parameter variables."""
         return tuple(map(_variable, args))
 
     def type_of(self, expr: Expr) -> Type:

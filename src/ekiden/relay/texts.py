@@ -1,6 +1,6 @@
-"""How expressions and modules become text and HTML, for the floor below, which knows no Relay. What
-writes them is imported when the first is asked for: whatever of Relay a program has imported, its
-modules show themselves alike.
+"""Text and HTML hooks of Relay for the IR layer, which does not know Relay. What writes them is
+imported when the first is asked for: whatever of Relay a program has imported, its modules show
+themselves alike.
 """
 
 from __future__ import annotations

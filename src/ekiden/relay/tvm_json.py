@@ -1,4 +1,4 @@
-"""TVM's JSON: the nodes of a program that `tvm.ir.save_json` saved, made anew as ours.
+"""Reader of TVM's JSON (`tvm.ir.save_json`): rebuild saved programs as our nodes.
 
     {"root": 1, "nodes": [{"type_key": ""}, {"type_key": "relay.Var", "attrs": {"vid": "2", ...}},
      {"type_key": "relay.Id", "attrs": {"name_hint": "x"}}, ...], "b64ndarrays": ["P6G0lvBA..."],
@@ -61,7 +61,7 @@ _OBJECTS = frozenset({
 
 
 def read_document(document: Row) -> object:
-    """Return the object that a document of TVM describes.
+    """Rebuild the root object of a TVM JSON document.
 
     Errors of Python are raised for anything that is no such document.
 
@@ -72,7 +72,7 @@ def read_document(document: Row) -> object:
 
 
 class Reader:
-    """The nodes of one document, made when they are asked for."""
+    """Lazy reader of one document's nodes."""
 
     def __init__(self, document: Row, *, skips_unknown: bool = False) -> None:
         """Set up a reader; with `skips_unknown` a node without a meaning here is None."""
@@ -86,7 +86,7 @@ class Reader:
         self._dims: dict[PrimExpr, PrimExpr] = {}
 
     def read(self, number: int) -> object:
-        """Return the object that a node describes, created without recursion.
+        """Rebuild a node and its dependencies, without recursion.
 
         Raises:
             LoadError: A node has no meaning here.
@@ -94,6 +94,7 @@ class Reader:
         making = {number: self._steps(number)} if number not in self._made else {}
         answer: object = None
         while making:
+            # The node added last first: it is what the others wait for.
             at, steps = next(reversed(making.items()))
             try:
                 requested = steps.send(answer)
@@ -124,6 +125,7 @@ class Reader:
             case "relay.Id" | "SourceName" | "relay.SourceName":
                 return (yield from self._name(row, ("name_hint", "name")))
             case "Op" | "relay.Op":
+                # An operator is one object in each process, found by its name.
                 return get((yield from self._name(row, ("name",))))
             case "DictAttrs":
                 pairs = yield int(row.get("attrs", {}).get("__dict__", 0))
@@ -137,7 +139,7 @@ class Reader:
         return (yield from self._node(kind, row.get("attrs", {})))
 
     def _name(self, row: Row, fields: Sequence[str]) -> Generator[int, object, str]:
-        """Return a name, which is in the row itself or in a field, there as a text or as a node."""
+        """Read a node's name, stored inline or in a string node."""
         for key in ("global_key", "repr_str"):
             if key in row:
                 return str(row[key])
@@ -190,13 +192,15 @@ class Reader:
                 values[field.name] = yield from self._value(
                     node_class, field.name, entries[field.name]
                 )
+        # A field that is unknown here but set must not be ignored: the program would mean something
+        # else.
         for name in entries.keys() - {f.name for f in _fields(node_class.type_key)} - _UNSAID:
             if (yield from self._says(entries[name])):
                 raise LoadError(f"JSON of TVM: {kind}: the field {name!r} has no meaning here")
         return node_class(**_with_defaults(node_class, values))
 
     def _value(self, kind: type[Node], name: str, text: str) -> Steps:
-        """Return the value of a field, in the form of our class."""
+        """Convert a field to the form of our node class."""
         hint = _hints(kind.type_key)[name]
         args = set(typing.get_args(hint)) or {hint}
         is_raw = (kind.type_key.rpartition(".")[2], name) not in _OBJECTS
@@ -209,6 +213,7 @@ class Reader:
         if is_raw and (args <= {int, float, bool} or self._is_old_lanes(kind, name)):
             return float(text) if float in args else bool(int(text)) if bool in args else int(text)
         child = yield int(text)
+        # TVM's call of an intrinsic has an operator node; ours has the name.
         if isinstance(child, Op) and kind.type_key == "tir.Call":
             return child.name.removeprefix("tir.")
         if name == "elem_offset":
@@ -218,7 +223,7 @@ class Reader:
         return self.as_dims(child) if kind.type_key == "relay.TensorType" else child
 
     def as_dims(self, value: object) -> object:
-        """Return dimensions in int64, whatever they were saved as."""
+        """Convert dimensions to int64."""
         if isinstance(value, tuple):
             return tuple(map(self.as_dims, value))
         if not isinstance(value, PrimExpr):
@@ -228,24 +233,25 @@ class Reader:
                 f.name: self.as_dims(getattr(value, f.name)) for f in _fields(value.type_key)
             }
             field_values["dtype"] = "int64"
+            # TVM's shape variables are plain int32 variables; here a dimension is an int64 SizeVar.
             kind = SizeVar if isinstance(value, PrimVar) else type(value)
             self._dims[value] = kind(**field_values)
         return self._dims[value]
 
     def _is_old_lanes(self, kind: type[Node], name: str) -> bool:
-        """Return whether a field is the number of lanes of documents before 0.16."""
+        """Return whether a field is the integer lanes of documents before 0.16."""
         is_vector = kind.type_key in ("tir.Ramp", "tir.Broadcast")
         return is_vector and name == "lanes" and self._version < (0, 16)
 
     def _says(self, text: str) -> Generator[int, object, bool]:
-        """Return whether a field that ours lack has a value that matters."""
+        """Return whether a field that our class lacks holds a significant value."""
         if not str(text).isdigit() or int(text) >= len(self._nodes):
             return bool(text)
         kind = self._nodes[int(text)].get("type_key")
         return kind not in ("", "Array", "Map", "runtime.String") or bool((yield int(text)))
 
     def _scope(self, buffer: Mapping[str, str]) -> str:
-        """Return the memory of a buffer, according to the type of its pointer."""
+        """Return a buffer's memory scope, from its pointer type."""
         at: Row = buffer
         for name in ("data", "type_annotation"):
             at = self._nodes[int(at.get(name, 0))].get("attrs", {})
@@ -268,7 +274,7 @@ def _mapping(row: Row) -> Steps:
 
 @cache
 def _class_of(kind: str) -> type[Node] | None:
-    """Return our class for a type key of TVM's."""
+    """Return our node class for a TVM type key, or None."""
     kind = _RENAMED.get(kind, kind)
     exact = NODE_TYPES.get(kind)
     if exact is not None:
@@ -276,6 +282,7 @@ def _class_of(kind: str) -> type[Node] | None:
     language, _, last = kind.rpartition(".")
     if f"{language}.".lstrip(".") not in _PREFIXES:
         return None
+    # Prefixes have changed between TVM's versions: the last part of the key identifies the class.
     return next((NODE_TYPES[p + last] for p in _PREFIXES if p + last in NODE_TYPES), None)
 
 
@@ -290,13 +297,13 @@ def _fields(type_key: str) -> tuple[Field[object], ...]:
 
 
 def _renamed(entries: dict[str, str]) -> dict[str, str]:
-    """Return the fields of a variable, whose name TVM has in a node beside it."""
+    """Return the fields of a variable with its name taken from TVM's separate id node."""
     name = entries.pop("vid", entries.pop("var", None))
     return entries if name is None else {**entries, "name_hint": name}
 
 
 def _with_defaults(kind: type[Node], values: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields of a node without those that a document leaves open; a list is empty."""
+    """Return a node's fields without those the document omits; lists default to empty."""
     hints = _hints(kind.type_key)
     complete: dict[str, object] = {}
     for field in _fields(kind.type_key):
@@ -309,7 +316,7 @@ def _with_defaults(kind: type[Node], values: Mapping[str, object]) -> dict[str, 
 
 
 def _plain(value: object) -> object:
-    """Return numbers as Python has them, in lists too."""
+    """Convert numbers, also within lists, to Python."""
     if isinstance(value, (IntImm, FloatImm)):
         return value.value
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Visitors and mutators with one method per type (TVM's faces)."""
+"""TypeFunctor, TypeVisitor and TypeMutator (TVM's names)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ METHODS: dict[type[Type], str] = {
 
 
 class TypeFunctor(Generic[_R]):
-    """Calls the method of a type."""
+    """Dispatcher to one visit method per type class."""
 
     def visit(self, typ: Type) -> _R:
-        """Return the result of the method of a type.
+        """Dispatch to the visit method of a type.
 
         Raises:
             NotImplementedError: There is no such method.
@@ -43,7 +43,7 @@ class TypeFunctor(Generic[_R]):
 
 
 class TypeVisitor(TypeFunctor[None]):
-    """Visits the types below a type."""
+    """Visitor of all component types."""
 
     def visit_type_var(self, tv: ty.TypeVar) -> None:
         """Do nothing: a type variable has no children."""
@@ -88,7 +88,7 @@ class TypeVisitor(TypeFunctor[None]):
 
 
 class TypeMutator(TypeFunctor[Type]):
-    """Rebuilds a type from its rebuilt parts; a type variable stays itself."""
+    """Mutator that rebuilds types from rewritten components."""
 
     def visit_type_var(self, tv: ty.TypeVar) -> Type:
         """Return the type variable itself."""
@@ -104,6 +104,7 @@ class TypeMutator(TypeFunctor[Type]):
 
     def visit_func_type(self, ft: ty.FuncType) -> Type:
         """Return the function type rebuilt from its visited children."""
+        # A parameter that was replaced by a type is no parameter any more.
         params = [p for p in map(self.visit, ft.type_params) if isinstance(p, ty.TypeVar)]
         args = tuple(map(self.visit, ft.arg_types))
         held = [r for r in map(self.visit, ft.type_constraints) if isinstance(r, ty.TypeRelation)]

@@ -1,4 +1,4 @@
-"""Type inference: unification plus the relations of operators.
+"""Type inference by unification and operator relations.
 
 One walk in the order of evaluation gives each expression its type. An operator whose argument types
 are still open waits in a queue until they are solved. Expressions that have a checked type keep it,
@@ -88,7 +88,7 @@ Step = Expr | tuple[Callable[[Expr], None], Expr]
 
 
 def infer_type(module: IRModule, annotate: bool = True) -> IRModule:
-    """Set the checked type of every expression of the module's Relay functions.
+    """Infer the types of all expressions of a module's Relay functions.
 
     Args:
         module: The module.
@@ -101,6 +101,7 @@ def infer_type(module: IRModule, annotate: bool = True) -> IRModule:
     Raises:
         TypeInferenceError: Types do not fit; the message has the position and both types.
     """
+    # Passes infer types before and after each other: an unchanged module costs a look-up.
     if annotate and _is_inferred(module):
         return module
     run = _Inference(module)
@@ -109,13 +110,14 @@ def infer_type(module: IRModule, annotate: bool = True) -> IRModule:
     run.finish()
     filled = _defining(fill(module, run.type_args, annotate), run.standard_types)
     if annotate:
+        # A new object for each run, so that functions of two runs never count as one.
         together = len(filled.functions), object()
         _inferred.update((f, (g, together)) for g, f in filled.functions.items())
     return filled
 
 
 def _defining(module: IRModule, data: Mapping[GlobalTypeVar, Node]) -> IRModule:
-    """Return the module with the definitions of the standard types that it uses."""
+    """Return the module with definitions of the standard types it uses."""
     if not data:
         return module
     named: dict[GlobalVar | str, BaseFunc] = dict(module.functions.items())
@@ -129,12 +131,13 @@ _inferred: weakref.WeakKeyDictionary[BaseFunc, tuple[GlobalVar, object]] = (
 
 
 def _is_inferred(module: IRModule) -> bool:
-    """Return whether exactly these functions, under these names, were inferred together before.
+    """Return whether exactly these functions were inferred together before.
 
     The mark is of the full module: one function of it in another module may be called with
     different types, or call a function that is not present.
     """
     marks = [_inferred.get(f, (None, None)) for f in module.functions.values()]
+    # A function inferred with other callees may have another type.
     named = all(g is name for g, (name, _) in zip(module.functions, marks, strict=True))
     together = {mark for _, mark in marks}
     if not named or len(together) != 1:
@@ -144,7 +147,7 @@ def _is_inferred(module: IRModule) -> bool:
 
 
 def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
-    """Return the type of an expression whose free variables have annotations or checked types.
+    """Infer the type of an expression whose free variables are typed.
 
     Checked types are set on the way.
     """
@@ -155,10 +158,9 @@ def infer_expr_type(expr: Expr, module: IRModule | None = None) -> Type:
 
 
 def _callees_first(module: IRModule) -> list[GlobalVar]:
-    """Return the Relay functions so that, outside of cycles, a function comes after those
-    it names.
-    """
+    """Return the Relay functions with callees before callers, except within cycles."""
     functions = {g: f for g, f in module.functions.items() if isinstance(f, Function)}
+    # With all signatures written, the order does not matter.
     if len(functions) < 2 or all(_signature(f) is not None for f in functions.values()):
         return list(functions)
     groups = CallGraph(module).components()
@@ -166,7 +168,7 @@ def _callees_first(module: IRModule) -> list[GlobalVar]:
 
 
 def _signature(function: Function) -> FuncType | None:
-    """Return the type of a function whose parameters and result are annotated in full, or None."""
+    """Return the type of a fully annotated function, or None."""
     kinds = [p.type_annotation for p in function.params]
     written = [*kinds, function.ret_type]
     if any(k is None or has_holes(k) for k in written):
@@ -178,7 +180,7 @@ def _signature(function: Function) -> FuncType | None:
 
 
 class _Inference(CallTypes):
-    """The state of inference over one module."""
+    """State of type inference over one module."""
 
     def __init__(self, module: IRModule, knows_types: bool = True) -> None:
         """Set up inference over a module; `knows_types` if it defines every data type that
@@ -202,14 +204,14 @@ class _Inference(CallTypes):
         )
         self._global(name)
         self.walk(function)
+        # What the signature of this function does not decide may be solved by its callers.
         self._solve_waiting()
         what = f"the type of @{name.name_hint}, as it is called"
         self._agree(self.types[name], self.type_of(function), function, what)
         self.types[name] = self.unifier.resolve(self.type_of(function))
 
     def walk(self, root: Expr, into_typed: bool = True) -> None:
-        """Infer a type for every expression below root, without recursion; typed ones may be
-        skipped.
+        """Infer the types below root iteratively; typed expressions may be skipped.
 
         The stack holds expressions to open and actions to take when their children are done. A
         shared expression is opened once; `opened` has it before its type is known, which matters
@@ -234,6 +236,7 @@ class _Inference(CallTypes):
             if checked is not None:
                 types[step] = checked
                 continue
+            # Before its parts: a recursive function meets itself there.
             opened.add(step)
             self._open(step, stack)
 
@@ -242,6 +245,7 @@ class _Inference(CallTypes):
             case Let():
                 self._refuse_operators(expr, (expr.value, expr.body))
                 self._announce(expr)
+                # The last is taken first: the value, the variable, the body, the let.
                 stack += ((self._close_let, expr), expr.body, (self._bind, expr), expr.value)
             case Match():
                 stack.append((self._close, expr))
@@ -257,10 +261,9 @@ class _Inference(CallTypes):
                 self.fail(expr, f"a {type(expr).__name__} is not a Relay expression")
 
     def _refuse_operators(self, expr: Expr, subexprs: Sequence[Expr]) -> None:
-        """Refuse operators as values: an operator has no type of its own, so it can only
-        be called.
-        """
+        """Raise an error for operators in value position: they have relations, not types."""
         for subexpr in subexprs:
+            # Operators are overloaded by relations: no function type describes one.
             if type(subexpr) is Op and not (type(expr) is Call and subexpr is expr.op):
                 names = ", ".join(f"%{name}" for name in subexpr.definition.arguments)
                 self.fail(
@@ -273,6 +276,7 @@ class _Inference(CallTypes):
         checked = expr.checked_type_or_none()
         if checked is not None:
             self.types[expr] = checked
+            # It has a type, but its type arguments are still to be found.
             if type(expr) is Call and self._leaves_type_args_out(expr):
                 self._agree(checked, self.call(expr) or checked, expr, "the result")
             return
@@ -293,7 +297,7 @@ class _Inference(CallTypes):
     # Names
 
     def var(self, var: Expr) -> Type:
-        """Return the annotation of a variable, else the type found before, else a hole."""
+        """Return a variable's annotation, its inferred type, or a fresh hole."""
         assert isinstance(var, Var)
         annotation = var.type_annotation
         if annotation is None:
@@ -301,12 +305,11 @@ class _Inference(CallTypes):
         return self._written(annotation, var, f"the type of %{var.name_hint}")
 
     def _announce(self, let: Let) -> None:
-        """Set the type of a variable before its value: a function may call itself by that
-        variable.
-        """
+        """Declare the type of a let variable before its value, for recursive functions."""
         if let.var.type_annotation is not None:
             self.types[let.var] = self.var(let.var)
         elif isinstance(let.value, Function):
+            # Before its value is inferred: recursive calls see what is known so far.
             self.types[let.var] = self._signature_with_holes(let.value)
 
     def _signature_with_holes(self, function: Function) -> FuncType:
@@ -347,12 +350,11 @@ class _Inference(CallTypes):
         if isinstance(function, Function):
             return self._signature_with_holes(function)
         assert isinstance(function, PrimFunc), "the kinds of functions are two"
+        # The loop program's type takes its name for messages.
         return lowered.relay_type(function.with_attr("global_symbol", name.name_hint))
 
     def constructor(self, constructor: Expr) -> Type:
-        """Return the type of a constructor, a polymorphic function into its data type, even without
-        fields.
-        """
+        """Return the polymorphic function type of a constructor, also of one without fields."""
         assert isinstance(constructor, Constructor)
         header = constructor.belong_to
         data = definition(self.module, header)
@@ -365,7 +367,7 @@ class _Inference(CallTypes):
         return FuncType(constructor.inputs, TypeCall(header, data.type_vars), data.type_vars)
 
     def constant(self, constant: Expr) -> Type:
-        """Return the tensor type of the array."""
+        """Return the tensor type of a constant."""
         assert isinstance(constant, Constant)
         checked = constant.checked_type_or_none()
         if checked is not None:
@@ -373,7 +375,7 @@ class _Inference(CallTypes):
         return TensorType(tuple(const(d) for d in constant.data.shape), str(constant.data.dtype))
 
     def op(self, op: Expr) -> Type:
-        """Return the unit type: operators have relations, not types."""
+        """Return the unit type, since operators have relations, not types."""
         return op.checked_type_or_none() or _UNIT
 
     # One rule per expression: its type, or None to wait for open arguments
@@ -402,6 +404,7 @@ class _Inference(CallTypes):
         self._agree(_BOOL, self.type_of(expr.cond), expr, "if: the condition")
         what = "if: the else branch, beside the other"
         branches = self.type_of(expr.true_branch), self.type_of(expr.false_branch)
+        # Joined, not unified: branches of different sizes have an unknown one together.
         return self._agree(*branches, expr, what, self.unifier.join)
 
     def lambda_(self, expr: Function) -> Type:
@@ -410,6 +413,7 @@ class _Inference(CallTypes):
         if expr.ret_type is not None:
             what = self._result_of(expr)
             merged = self._agree(self._written(expr.ret_type, expr, what), ret, expr, what)
+            # A type written in full stays as it is written, with its names.
             ret = merged if has_holes(expr.ret_type) else expr.ret_type
         return FuncType(tuple(map(self.type_of, expr.params)), ret, expr.type_params)
 
@@ -437,15 +441,14 @@ class _Inference(CallTypes):
         kind = self.type_of(ref)
         if isinstance(kind, RelayRefType):
             return kind.value
+        # A cell of what is not known yet.
         value = self.unifier.hole()
         name = "ref_read" if isinstance(expr, RefRead) else "ref_write"
         self._agree(RelayRefType(value), kind, expr, f"{name}: the cell")
         return value
 
     def match(self, expr: Match) -> Type:
-        """Return the common type of all right sides, after a check that the clauses fit every
-        value.
-        """
+        """Return the common type of all clauses, after checking exhaustiveness."""
         missing = well_formedness.match_error(expr, self.module)
         if missing is not None:
             self.fail(expr, f"{missing}; add them, or write match? to have it checked at run time")
@@ -475,6 +478,7 @@ class _Inference(CallTypes):
                 constructor_type = self.constructor(constructor)
                 assert isinstance(constructor_type, FuncType)
                 holes = tuple(self.unifier.hole() for _ in constructor_type.type_params)
+                # The constructor's type parameters are chosen anew in each pattern.
                 one = self.unifier.instantiate(constructor_type, holes)
                 if len(inner) != len(one.arg_types):
                     expected = count(len(one.arg_types), "pattern")
@@ -492,20 +496,22 @@ class _Inference(CallTypes):
     # Ends
 
     def _solve_waiting(self) -> None:
-        """Retry waiting expressions, in order, for as long as something is solved."""
+        """Retry deferred expressions in order until a fixed point."""
         while self.waiting:
             before, self.waiting = self.waiting, []
+            # Relations may need types that only later expressions determine.
             for expr in before:
                 inferred = _RULES[type(expr)](self, expr)
                 if inferred is None:
                     self.waiting.append(expr)
                 else:
                     self._agree(self.types[expr], inferred, expr, "the result")
+            # A round without progress: the rest stays open.
             if len(self.waiting) == len(before):
                 return
 
     def finish(self) -> None:
-        """Write the types down.
+        """Write the inferred types to the expressions.
 
         Raises:
             TypeInferenceError: A type is still unknown.
@@ -518,6 +524,7 @@ class _Inference(CallTypes):
                 kind = resolve(kind)
                 if is_open(kind):
                     self._report_open(expr, kind)
+            # Setting equal types again would touch every expression of the module.
             if expr.checked_type_or_none() is not kind:
                 expr.set_checked_type(kind)
         self.type_args = {c: tuple(map(resolve, args)) for c, args in self.type_args.items()}

@@ -1,4 +1,4 @@
-"""The part of Relay's grammar without expressions: types, dimensions, attribute values."""
+"""Parser of types, dimensions and attribute values in Relay text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FUNCTIONS: dict[str, type[BinaryExpr]] = {name: kind for kind, name in FUNCTION
 
 
 class TypeParser:
-    """The tokens of a text, with a position among them."""
+    """Token stream with a cursor, and the grammar of types."""
 
     def __init__(self, source: Source, tokens: list[Token]) -> None:
         self.source = source
@@ -56,30 +56,30 @@ class TypeParser:
         return self.tokens[self.position]
 
     def peek(self, ahead: int) -> Token:
-        """Return a token further on, or the last one at the end of the text."""
+        """Return a token ahead, or the last one at the end."""
         return self.tokens[min(self.position + ahead, len(self.tokens) - 1)]
 
     def advance(self) -> Token:
-        """Take the next token."""
+        """Consume the next token."""
         token = self.tokens[self.position]
         if token.kind != "end":
             self.position += 1
         return token
 
     def next_is(self, text: str) -> bool:
-        """Return whether the next token is this mark or word."""
+        """Return whether the next token has the given text."""
         token = self.tokens[self.position]
         return token.text == text and token.kind in ("mark", "name")
 
     def take(self, text: str) -> bool:
-        """Take the next token if it is this mark or word."""
+        """Consume the next token if it has the given text."""
         if not self.next_is(text):
             return False
         self.position += 1
         return True
 
     def expect(self, text: str) -> Token:
-        """Read this mark or word.
+        """Consume a token of the given text, or raise an error.
 
         Raises:
             ParseError: The next token is another.
@@ -89,7 +89,7 @@ class TypeParser:
         return self.advance()
 
     def expect_kind(self, kind: str, what: str) -> Token:
-        """Read a token of a kind.
+        """Consume a token of a kind, or raise an error.
 
         Raises:
             ParseError: The next token is of another kind.
@@ -110,6 +110,7 @@ class TypeParser:
 
     def place(self, at: int) -> tuple[int, int]:
         """Return line and column of a position, from 1."""
+        # Each token asks for its place: counting newlines from the start would be quadratic.
         line = bisect_right(self._line_starts, at)
         return line, at - self._line_starts[line - 1] + 1
 
@@ -117,7 +118,7 @@ class TypeParser:
 
     @contextmanager
     def type_params(self) -> Iterator[tuple[TypeVar, ...]]:
-        """Read `[A, B]`, which is visible inside the `with` block."""
+        """Parse `[A, B]`, in scope inside the `with` block."""
         names: dict[str, TypeVar] = {}
         if self.take("["):
             while not self.take("]"):
@@ -209,7 +210,7 @@ class TypeParser:
     # Dimensions and attribute values
 
     def prim(self, tightest: int = 0) -> PrimExpr:
-        """Read a scalar expression whose operators bind at least as tightly as `tightest`."""
+        """Parse a scalar expression of at least the given precedence."""
         result = self._prim_atom()
         while (row := _INFIX.get(self.token.text)) is not None and self.token.kind in (
             "mark",
@@ -238,10 +239,11 @@ class TypeParser:
             return IntImm(name.text == "True", "bool")
         if self.next_is("("):
             return self._prim_call(name)
+        # One name is one dimension in the whole text, also across functions.
         return self.symbols.setdefault(name.text, SizeVar(name.text))
 
     def meta_entry(self, start: Token) -> object:
-        """Read `[relay.Constant][3]`, and return the entry of the meta data.
+        """Parse `[relay.Constant][3]`, and return the metadata entry.
 
         Raises:
             ParseError: There is no such entry.
@@ -260,9 +262,7 @@ class TypeParser:
         return entries[position]
 
     def _meta_dimension(self, start: Token) -> PrimExpr:
-        """Return a named dimension of the meta data, the one of that name everywhere in
-        the text.
-        """
+        """Return the symbol for a metadata dimension, unique by name within the text."""
         dimension = self.meta_entry(start)
         if not isinstance(dimension, PrimExpr):
             self.source.fail(start.at, f"expected meta data that is a dimension, got {dimension!r}")
@@ -290,7 +290,7 @@ class TypeParser:
         return -int(digits) if negative else int(digits)
 
     def value(self) -> object:
-        """Read an attribute's value: a number, string, bool, None, list, or scalar expression."""
+        """Parse an attribute value: number, string, bool, None, list or scalar expression."""
         token = self.token
         if token.kind == "string":
             return self.advance().text
@@ -313,7 +313,9 @@ class TypeParser:
         return scalar
 
     def _virtual_device(self) -> VirtualDevice:
-        """Read `VirtualDevice(device_type=1, virtual_device_id=0, target=..., memory_scope="")`."""
+        """Parse `VirtualDevice(device_type=1, virtual_device_id=0, target=...,
+        memory_scope="")`.
+        """
         self.advance()
         self.expect("(")
         numbers: dict[str, int] = {}
@@ -336,7 +338,7 @@ class TypeParser:
         return VirtualDevice(kind, memory_scope=scope, virtual_device_id=number)
 
     def _skip_value(self) -> None:
-        """Skip TVM's description of a target: here a compilation has one."""
+        """Skip TVM's target description, which compilation supplies here."""
         depth = 0
         while self.token.kind != "end":
             text = self.token.text if self.token.kind == "mark" else ""
@@ -354,17 +356,19 @@ class TypeParser:
         return tuple(values)
 
     def _tuple(self) -> tuple[object, ...] | None:
-        """Read `(a, b)`, or nothing and return None for the parenthesis of a scalar expression."""
+        """Parse `(a, b)`, or return None if the parenthesis begins a scalar expression."""
         start = self.position
         self.advance()
         values = self._list(")")
         if len(values) == 1 and self.tokens[self.position - 2].text != ",":
+            # A parenthesis around one value belongs to a scalar expression: it is read again as
+            # such.
             self.position = start
             return None
         return values
 
     def _meta_value(self) -> object:
-        """Meta data as an attribute's value: None for what has no meaning here."""
+        """Parse metadata as an attribute value: None where it has no meaning here."""
         return self.meta_entry(self.advance())
 
 
@@ -378,13 +382,13 @@ _DTYPES = {"int": "int32", "uint": "uint32", "float": "float32", "uint1": "bool"
 
 
 def _dtype(name: str) -> str:
-    """Return a dtype under its own name."""
+    """Return the canonical name of a dtype."""
     scalar, lanes, count = name.partition("x")
     return f"{_DTYPES.get(scalar, scalar)}{lanes}{count}"
 
 
 def _apply(name: str, args: list[PrimExpr]) -> PrimExpr:
-    """Return `floordiv(a, b)`, `select(c, a, b)`, `int32(a)`, `exp(a)` and other calls."""
+    """Build `floordiv(a, b)`, `select(c, a, b)`, `int32(a)`, `exp(a)` and other scalar calls."""
     if name in _FUNCTIONS:
         a, b = args
         return prim.binary(_FUNCTIONS[name], a, b)

@@ -28,7 +28,7 @@ OWN_PROCESS = "OWN_PROCESS"
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A test of a system-call argument: the bits under `mask` equal one of `values`, or with
+    """Test of a system-call argument: the bits under `mask` equal one of `values`, or with
     `forbids` none of them. A filter compares 32-bit halves: `is_upper` selects the upper one.
     """
 
@@ -41,7 +41,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A system call that is allowed if all of its tests hold."""
+    """System call that is allowed if all of its argument tests hold."""
 
     name: str
     tests: tuple[Test, ...] = ()

@@ -21,7 +21,7 @@ READ_AHEAD_BYTES = 4 << 10
 
 
 class Stream(Protocol):
-    """The socket operations that a channel needs."""
+    """Interface of the socket operations that a channel needs."""
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """Receive some bytes; 0 at the end."""
@@ -37,7 +37,7 @@ class Stream(Protocol):
 
 
 class Pipes:
-    """A stream over two file descriptors, with a cleanup action."""
+    """Stream over two file descriptors, with a cleanup action."""
 
     def __init__(self, source: int, target: int, end: Callable[[], object]) -> None:
         self._source, self._target, self._end = source, target, end
@@ -70,9 +70,9 @@ class Pipes:
 
 
 class Channel:
-    """Frames on a stream. `limit` is the largest body this side accepts; `ends` is when the session
-    must be over, by time.monotonic(). With `ahead` 0, nothing beyond a frame is read, so that
-    the stream can be given to another reader.
+    """Channel of length-prefixed frames on a stream. `limit` is the largest body this side accepts;
+    `ends` is when the session must be over, by time.monotonic(). With `ahead` 0, nothing beyond
+    a frame is read, so that the stream can be given to another reader.
     """
 
     def __init__(self, stream: Stream, ahead: int = READ_AHEAD_BYTES) -> None:
@@ -89,9 +89,10 @@ class Channel:
         self._owner = os.getpid()
 
     def send(self, frame: bytearray, tail: memoryview | None = None) -> None:
-        """Send a whole frame, whose last bytes may lie in another buffer."""
+        """Send a whole frame, whose last bytes may be in another buffer."""
         try:
             self.stream.sendall(frame)
+            # Large payloads are sent from where they are, without a copy into the frame.
             if tail is not None:
                 self.stream.sendall(tail)
         except OSError as error:
@@ -143,6 +144,7 @@ class Channel:
     def close(self) -> None:
         """Close the stream."""
         if self.is_open:
+            # Set first: closing may be entered again from a finalizer or another thread.
             self.is_open = False
             # A process that was forked has a copy, which does not end the connection.
             if isinstance(self.stream, socket.socket) and self._owner == os.getpid():
@@ -154,6 +156,7 @@ class Channel:
         """Read until `size` bytes are buffered, at the start of the buffer."""
         have = self._end - self._begin
         data, unread = self._data, self._data[self._begin : self._end]
+        # Grown to the largest frame of the session, and reused for the others.
         if size > len(data):
             data = self._data = memoryview(bytearray(size + self._ahead))
         data[:have] = unread

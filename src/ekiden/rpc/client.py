@@ -48,7 +48,7 @@ _numbers = itertools.count()
 
 
 class RPCSession:
-    """A session: the functions, modules, tensors and files of another process or machine.
+    """Session: the functions, modules, tensors and files of another process or machine.
 
     Created by `connect`. It handles one request at a time; other threads wait. Leaving it as a
     context manager, or `close`, ends it, and everything it has on the other side.
@@ -227,7 +227,7 @@ class RPCSession:
 def open_session(
     channel: Channel, key: str, timeout: float, constructor: Sequence[object] = ()
 ) -> Endpoint:
-    """Exchange HELLO messages."""
+    """Exchange HELLO messages and return the session's endpoint."""
     far = SessionProxies()
     endpoint = Endpoint(channel, far)
     far.endpoint = weakref.ref(endpoint)
@@ -297,7 +297,7 @@ def dial(url: str, port: int, credentials: PathName | None = None) -> Channel:
 
 
 class LocalSession(RPCSession):
-    """A session with this process itself, for programs that run both locally and remotely."""
+    """Session with this process itself, for programs that run both locally and remotely."""
 
     def __init__(self) -> None:
         client_socket, server_socket = socket.socketpair()
@@ -328,7 +328,7 @@ def _chunks_of(file: FileIO, size: int, step: int) -> Iterator[memoryview]:
 
 
 class PopenSession(RPCSession):
-    """A session with a program over its standard input and output, such as `ekiden-rpc --pipe`,
+    """Session with a program over its standard input and output, such as `ekiden-rpc --pipe`,
     possibly started in an emulator.
 
     `binary` is its path, its bytes, or a command line of several words. Raises RPCError.
@@ -377,7 +377,7 @@ def _command(binary: PathName | bytes | bytearray | Sequence[str]) -> list[str]:
 
 
 class _ProcessLifetime:
-    """A weak-referenceable object that lives as long as the process."""
+    """Weakly referenceable object that lives as long as the process."""
 
 
 _KEEP = _ProcessLifetime()

@@ -1,5 +1,5 @@
-"""Connection acceptance of a server: who connects is heard there before there is a session of
-theirs.
+"""Connection acceptance of a server: handshakes run on threads of their own, before a client gets a
+session.
 
 Handshakes and first messages run in threads of the server, so many at once and so long; of more,
 the oldest are sent away. So whoever only knocks, or speaks a byte a minute, holds no session.
@@ -37,7 +37,7 @@ RELAY_BYTES = 1 << 18
 
 @dataclass(eq=False, slots=True)
 class GreetedClient:
-    """A client whose first message has been received."""
+    """Client whose first message has been received."""
 
     endpoint: Endpoint
     stream: socket.socket
@@ -55,22 +55,22 @@ class GreetedClient:
         return not isinstance(self.stream, ssl.SSLSocket)
 
     def refuse(self, text: str) -> None:
-        """Tell it why there is no session."""
+        """Send the client the reason why there is no session."""
         with suppress(RPCError, OSError):  # it has gone
             self.endpoint.refuse(RPCError(text))
 
 
 @dataclass(eq=False, slots=True)
 class _Greeting:
-    """A connection whose first message is awaited; it is closed at `ends`."""
+    """Connection whose first message is awaited until its deadline."""
 
     connection: socket.socket
     ends: float | None
 
 
 class ConnectionGreeter:
-    """Performs handshakes with new connections. `wake` becomes readable when `take` has something
-    to return.
+    """Performer of handshakes with new connections. `wake` becomes readable when `take` has
+    something to return.
     """
 
     def __init__(self, secret: Key | None) -> None:
@@ -84,12 +84,13 @@ class ConnectionGreeter:
         os.set_blocking(self.wake, False)
 
     def greet(self, connection: socket.socket, *, is_known: bool = False) -> None:
-        """Start a handshake with a connection; one that `is_known` has been shaken hands with and
-        may take its time, as that to a proxy where clients are to come.
+        """Start a handshake on a connection. With `is_known` the handshake has been made already
+        and the first message may take any time, as on a connection to a proxy.
         """
         ends = None if is_known else time.monotonic() + GREETING_SECONDS
         greeting = _Greeting(connection, ends)
         with self._lock:
+            # Connections to proxies may wait for ever and do not count as unfinished handshakes.
             bounded = [g for g in self._greetings.values() if g.ends is not None]
             self._greetings[id(greeting)] = greeting
         if len(bounded) >= MAX_GREETED:
@@ -101,6 +102,7 @@ class ConnectionGreeter:
         """Perform the handshake and receive the first message, in a separate thread."""
         connection = greeting.connection
         try:
+            # Requests are small and wait for answers: Nagle's algorithm would delay each of them.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = connection
             if self._secret is not None and not is_known:
@@ -109,6 +111,7 @@ class ConnectionGreeter:
             greeting.connection = stream
             seconds = None if is_known else GREETING_SECONDS
             endpoint, milliseconds, key, constructor = hear(stream, seconds)
+            # The handshake's time limit must not apply to the session.
             stream.settimeout(None)
             heard_at = time.monotonic()
             guest = GreetedClient(endpoint, stream, milliseconds / 1000, key, constructor, heard_at)
@@ -178,4 +181,5 @@ def relay(one: socket.socket, second: socket.socket) -> None:
                 if not count:
                     return
                 target.sendall(room[:count])
+                # Bytes that TLS has decrypted already are invisible to poll.
                 is_more = isinstance(source, ssl.SSLSocket) and source.pending() > 0

@@ -45,7 +45,7 @@ MAX_PIPELINED = 4
 
 
 class RemoteProxies(Protocol):
-    """Mapping between handles of the other side and their proxies here."""
+    """Interface that maps handles of the other side to proxies here."""
 
     def appear(self, tag: Tag, handle: int, about: object) -> object:
         """Return a proxy of a remote object."""
@@ -59,8 +59,8 @@ class RemoteProxies(Protocol):
 # waits. A handle is given away in a message that was sent, or not at all (`_send` takes it back).
 # What is dropped here is told later: a finalizer may run in the middle of a message.
 class Endpoint:
-    """One side of a channel. With `far`, which creates proxies of remote objects, it can make
-    calls.
+    """Endpoint of a channel: sends requests, serves callbacks, and owns the exported objects. With
+    `far`, which creates proxies of remote objects, it can make calls.
     """
 
     def __init__(self, channel: Channel, far: RemoteProxies | None = None) -> None:
@@ -75,6 +75,7 @@ class Endpoint:
         self._depth = 0
         self._waiting = 0
         """Requests of an exchange that are not answered yet."""
+        # A session ends with its last proxy, even if nobody calls close.
         weakref.finalize(self, channel.close)
 
     def say_hello(
@@ -101,6 +102,7 @@ class Endpoint:
                 raise FrameError("rpc: this is another protocol")
             if version != VERSION:
                 raise FrameError(f"rpc: version {VERSION} expected, got {version}")
+            # Below this, not even an error message would fit in a frame.
             if limit < LEAST_LIMIT:
                 raise FrameError(f"rpc: a limit of {LEAST_LIMIT} expected at least, got {limit}")
         except RPCError as error:
@@ -110,7 +112,7 @@ class Endpoint:
         return timeout, key, constructor
 
     def refuse(self, error: RPCError) -> None:
-        """Tell the other side why there is no session, and close it."""
+        """Send the other side the reason why there is no session, and close the channel."""
         self._send(Kind.ERROR, (*kind_of_error(error), ""))
         self.close()
 
@@ -131,8 +133,7 @@ class Endpoint:
         take: Callable[[object], object],
         buffer: Callable[[], memoryview | None] = lambda: None,
     ) -> None:
-        """Send many requests, pipelined; none of them may cause callbacks.
-        Args:
+        """Send many requests, pipelined; none of them may cause callbacks. Args:
             requests: The requests.
             take: Called with each answer in turn; bytes are a view, valid until it returns.
             place: Returns a buffer to receive the next answer into, if it has exactly that size.
@@ -185,7 +186,7 @@ class Endpoint:
         return is_whole
 
     def _begin(self) -> None:
-        """Prepare for a request: release what was dropped. Raises RPCError within an exchange."""
+        """Send the pending releases before a request. Raises RPCError within an exchange."""
         if self._waiting:
             raise RPCError("rpc: a request while a file or tensor crosses, as from its progress=")
         self._drop_now()
@@ -202,6 +203,7 @@ class Endpoint:
         try:
             while True:
                 kind, body = self.channel.receive(seconds, buffer)
+                # The payload has been received straight into the caller's buffer.
                 if self.channel.is_placed:
                     check_lent(body, buffer)
                     return buffer
@@ -254,10 +256,13 @@ class Endpoint:
 
     def _send(self, kind: Kind, fields: tuple[object, ...]) -> None:
         """Send a message; handles exported for a message that cannot be sent are released again."""
+        # Handles above this number belong to the message alone and are taken back if it cannot be
+        # sent.
         before = self._last
         try:
             frame, tail = write_parts(kind, fields, self)
             size = len(frame) + (0 if tail is None else len(tail))
+            # The peer would end the session; an error here costs only this message.
             if size > self.peer_limit + HEADER:
                 size_limit = f"at most {self.peer_limit} bytes"
                 raise ValueError(f"rpc: {kind.name}: {size_limit} expected, got {size}")
@@ -268,7 +273,7 @@ class Endpoint:
         self.channel.send(frame, tail)
 
     def _refuse(self, error: RPCError) -> None:
-        """Close the session; the other side is told why if it still listens."""
+        """Close the session, after telling the other side why, if it still listens."""
         if self.channel.is_open and isinstance(error, FrameError):
             with suppress(RPCError):  # it does not listen
                 self._send(Kind.ERROR, (*kind_of_error(error), ""))
@@ -277,7 +282,7 @@ class Endpoint:
     # An error of a callback is its answer; what is to end this process (KeyboardInterrupt) is told
     # and then goes on. A FrameError is nobody's answer: the session is over.
     def _serve(self, kind: Kind, body: memoryview) -> None:
-        """Serve a request of the other side: call what it holds a handle of, or let that go."""
+        """Serve a request of the other side: call an exported function, or release a handle."""
         is_idle = kind is Kind.RELEASE or not self._waiting
         if kind not in SERVED or self.far is None or not is_idle:
             raise FrameError(f"rpc: {kind.name} was not expected")
@@ -290,6 +295,7 @@ class Endpoint:
             return
         self._depth += 1
         try:
+            # Two sides that call each other back would otherwise exhaust both stacks.
             if self._depth > CALL_DEPTH:
                 raise RecursionError(f"rpc: more than {CALL_DEPTH} calls wait for each other")
             self._send(Kind.RETURN, (self._call(*fields),))

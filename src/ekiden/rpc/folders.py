@@ -24,7 +24,7 @@ _UNLOCKED_PREFIX = "ekiden-rpc-"
 
 @dataclass(eq=False, slots=True)
 class SessionFolder:
-    """An empty temporary folder, locked so that only this process removes it."""
+    """Temporary folder of a session, locked so that only this process removes it."""
 
     path: str
     lock: int
@@ -43,7 +43,7 @@ class SessionFolder:
         return SessionFolder(path, lock)
 
     def remove(self) -> None:
-        """Remove it with its contents."""
+        """Remove the folder with its contents."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.lock)
 

@@ -39,18 +39,18 @@ _BOOTSTRAP = "from ekiden.rpc.fresh import run; run(int(sys.argv[1]))"
 
 
 class Background:
-    """A background program; it ends with `terminate`, with this object, or with this process."""
+    """Background program; it ends with `terminate`, with this object, or with this process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._end = weakref.finalize(self, _end, pid, os.getpid())
 
     def terminate(self) -> None:
-        """End it and everything it started."""
+        """Terminate the program and everything it started."""
         self._end()
 
     def wait(self) -> None:
-        """Wait until it ends."""
+        """Wait until the program ends."""
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
 
@@ -93,8 +93,8 @@ def task_command(task: int) -> list[str]:
 
 
 def start(entry: str, arguments: Sequence[object], descriptors: Sequence[int] = ()) -> int:
-    """Start a program that calls `module:function` with plain data and exits: its process.
-    `descriptors` become FIRST_DESCRIPTOR and so on there. Raises OSError, RPCError.
+    """Start a program that calls `module:function` with plain data and exits; return its process
+    id. `descriptors` become FIRST_DESCRIPTOR and so on there. Raises OSError, RPCError.
     """
     with ExitStack() as opened:
         moved = []

@@ -33,7 +33,7 @@ _HANDSHAKE_LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key file: its path for `ssl`, the certificate, and the secret."""
+    """Key file: its path for `ssl`, the certificate, and the secret."""
 
     path: Path
     certificate: str
@@ -45,6 +45,7 @@ class Key:
         with named("read key", path):
             text = Path(path).read_text("ascii", "replace")
             mode = os.stat(path).st_mode
+        # Anyone who can read the file can run code on every server that uses it.
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise RPCError(f"read key '{path}': others may read it: chmod 600")
         secret = re.search(rf"{_BEGIN}\n([0-9a-f]{{64}})\n{_END}", text)
@@ -59,6 +60,7 @@ class Key:
         """Return a TLS 1.3 context that presents this certificate and accepts no other."""
         context = ssl.SSLContext(side)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # Devices have no stable names; the pinned certificate and the token identify the peer.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         if side is ssl.PROTOCOL_TLS_SERVER:
@@ -71,6 +73,7 @@ class Key:
         """Return the token by which a side authenticates itself on this channel. Raises RPCError if
         the TLS library provides no channel binding.
         """
+        # The token is bound to this channel, so it cannot be replayed through another one.
         binding = stream.get_channel_binding("tls-unique")
         if not binding:
             raise RPCError("rpc: the TLS library gives no channel binding")
@@ -97,6 +100,7 @@ def make_key(path: PathName) -> None:
             raise RPCError(f"make a key: openssl failed: {done.stderr.strip()}")
         text = "".join(file.read_text() for file in files)
     text += f"{_BEGIN}\n{secrets.token_hex(32)}\n{_END}\n"
+    # Created with its final permissions: there is no moment at which others could open it.
     handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w") as out:
         out.write(text)

@@ -52,7 +52,7 @@ FIELDS = {
 
 
 class Kind(IntEnum):
-    """A message number; `MESSAGES` describes the contents."""
+    """Message kind; `MESSAGES` describes the contents."""
 
     HELLO = 1
     CALL = 2
@@ -80,7 +80,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A row of the message table: the field letters, the field names, and the meaning."""
+    """Row of the message table: the field letters, the field names, and the meaning."""
 
     kind: Kind
     fields: str
@@ -89,7 +89,7 @@ class Message:
 
     @property
     def least(self) -> int:
-        """Return the minimum size of its body in bytes."""
+        """Return the minimum size of the body in bytes."""
         return sum(FIELDS[letter][1] for letter in self.fields)
 
 
@@ -138,7 +138,7 @@ SERVED = frozenset((Kind.CALL, Kind.RELEASE))
 
 
 class Tag(IntEnum):
-    """A value tag, numbered like the runtime's types (ek_type) where there is one."""
+    """Value tag, numbered like the runtime's types (ek_type) where there is one."""
 
     NONE = 0
     INT = 1

@@ -27,7 +27,7 @@ _HELLO_SECONDS = 20.0
 
 
 class Peer:
-    """A connection to a hub, exchanging whole messages."""
+    """Peer of a hub: one connection that exchanges whole messages."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -84,9 +84,9 @@ class Peer:
 
 
 class Hub(Background):
-    """A listening program that talks to every connection. It runs `serve(peer)`, returned by `make`
-    (a function given as `module:name`), which is called with the listener, the plain
-    `arguments`, and the other `listeners` that are open.
+    """Hub: a listening program that exchanges messages with every connection. It runs
+    `serve(peer)`, returned by `make` (a function given as `module:name`), which is called with
+    the listener, the plain `arguments`, and the other `listeners` that are open.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ async def _serve(
     listener: socket.socket, serve: Callable[[Peer], Awaitable[None]], secret: Key | None
 ) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle one connection, which must prove that it knows the secret before anything it says
-        is read. Errors are logged and end only this connection.
+        """Handle one connection; it must prove that it knows the secret before anything else is
+        read. Errors are logged and end only this connection.
         """
         peer = Peer(reader, writer)
         try:

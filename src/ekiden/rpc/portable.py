@@ -47,7 +47,7 @@ def unpack_function(data: bytes) -> Callable[..., object]:
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that stores functions of programs by value and modules by name."""
+    """Pickler that stores a program's functions by value and modules by name."""
 
     def reducer_override(self, value: Any) -> Any:  # noqa: ANN401  # pickle's own protocol
         """Return how to rebuild a value that pickle itself cannot handle."""
@@ -55,6 +55,7 @@ class _Pickler(pickle.Pickler):
             return import_module, (value.__name__,)
         if isinstance(value, FunctionType) and not _is_of_library(value):
             return _reduce_function(value)
+        # A class of __main__ would need its methods' globals as well; only functions are supported.
         if isinstance(value, type) and not _is_of_library(value):
             raise pickle.PicklingError(f"the class '{value.__qualname__}' of a program")
         return NotImplemented
@@ -102,6 +103,7 @@ def _reduce_function(function: FunctionType) -> tuple[object, ...]:
         "names": (function.__name__, function.__qualname__, function.__doc__),
         "attributes": function.__dict__,
     }
+    # The id groups functions of one module: they share one dictionary of globals on the other side.
     key = (marshal.dumps(function.__code__), id(function.__globals__))
     return _make_function, key, state, None, None, _fill_function
 

@@ -1,4 +1,4 @@
-"""The RPC proxy: a place where servers wait that nobody can connect to, and their clients come."""
+"""RPC proxy: a meeting point for servers that nobody can connect to and their clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WAIT_SECONDS = 20.0
 
 
 class Proxy(Hub):
-    """A proxy in a separate process. Servers connect with `rpc.Server(host, port, is_proxy=True)`,
+    """Proxy in a process of its own. Servers connect with `rpc.Server(host, port, is_proxy=True)`,
     clients with `rpc.connect`; with `tracker_addr`, the proxy registers its servers with a
     tracker. Without `credentials`, only this machine may connect. Web pages of this machine are
     servers over WebSocket at `web_port`, which needs the package websockets. Raises what
@@ -84,7 +84,7 @@ def _listen_to_pages(host: str, port: int, credentials: PathName | None) -> sock
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """A waiting server; the future `taken` receives its client."""
+    """Waiting server; the future `client` receives its client."""
 
     peer: Peer
     match: str
@@ -92,7 +92,7 @@ class _Waiting:
 
 
 class _Matchmaker:
-    """Matches clients with waiting servers."""
+    """Matchmaker of clients and waiting servers."""
 
     def __init__(
         self,
@@ -123,6 +123,7 @@ class _Matchmaker:
             self.servers[key].append(waiting)
             self._came.notify_all()
         await self._tell(Kind.PUT, key, *self._here, waiting.match)
+        # A waiting server sends nothing, so any byte or EOF means that it has gone or begun.
         end = asyncio.ensure_future(peer.reader.read(1))
         await asyncio.wait((future, end), return_when=asyncio.FIRST_COMPLETED)
         if not future.done():
@@ -155,8 +156,8 @@ class _Matchmaker:
         await peer.writer.wait_closed()
 
     async def _find(self, key: str, client: Peer) -> None:
-        """Wait for a server and hand it the client in the same step in which it leaves the list, so
-        that neither can end in between and leave the other waiting.
+        """Wait for a server and hand it the client in the step in which it leaves the list, so that
+        neither can end in between and leave the other waiting.
         """
         async with self._came:
             while True:
@@ -170,10 +171,11 @@ class _Matchmaker:
                 await self._came.wait()
 
     async def _tell(self, kind: Kind, *fields: object) -> None:
-        """Send a message to the tracker, if there is one; a lost one is told with the next
+        """Send the tracker a message, if there is one; a lost message is sent again with the next
         server.
         """
         if self._tracker_address is not None:
+            # One tracker connection, whose requests must not mix.
             async with self._telling:
                 await asyncio.to_thread(self._tell_now, kind, *fields)
 
@@ -192,4 +194,5 @@ async def _pass(one: Peer, destination: Peer) -> None:
     """Forward one side's bytes to the other until it ends."""
     while data := await one.reader.read(1 << 18):
         destination.writer.write(data)
+        # Back pressure: a slow receiver slows the sender instead of filling memory.
         await destination.writer.drain()

@@ -39,7 +39,7 @@ _REMOTE_TYPE_STRIDE = 128
 
 
 class _Remote:
-    """A remote handle, released when its last proxy is gone."""
+    """Remote handle, released when its last proxy is gone."""
 
     def __init__(self, endpoint: Endpoint, handle: int) -> None:
         self.endpoint, self.handle = endpoint, handle
@@ -49,7 +49,7 @@ class _Remote:
 
 
 class RemoteObject(_Remote):
-    """A proxy of any other object, which can be passed back."""
+    """Proxy of a remote object of any other class, which can be passed back."""
 
     type_key = "runtime.RPCObjectRef"
 
@@ -59,7 +59,7 @@ class RemoteObject(_Remote):
 
 
 class RemoteFunction(_Remote):
-    """A proxy of a remote function. It takes and returns values and remote objects; local functions
+    """Proxy of a remote function. It takes and returns values and remote objects; local functions
     are passed as callbacks.
     """
 
@@ -69,7 +69,7 @@ class RemoteFunction(_Remote):
 
 
 class RemoteModule(_Remote):
-    """A proxy of a remote module, with the interface of `runtime.Module`."""
+    """Proxy of a remote module, with the interface of `runtime.Module`."""
 
     entry_name = ""
     """What functions go by that are the only one of their module, or `main`."""
@@ -109,7 +109,7 @@ class RemoteModule(_Remote):
 
     @property
     def entry_func(self) -> RemoteFunction:
-        """Return its only function, or `main`."""
+        """Return the module's only function, or `main`."""
         return self[self.entry_name]
 
     def __call__(self, *args: object) -> object:
@@ -153,7 +153,7 @@ class RemoteModule(_Remote):
 
 
 class RemoteDevice(ForeignDevice):
-    """A device of the remote side of a session; it equals no local device."""
+    """Device of the remote side of a session; it equals no local device."""
 
     endpoint: Endpoint
     there: Device
@@ -167,7 +167,7 @@ class RemoteDevice(ForeignDevice):
 
     @property
     def exist(self) -> bool:
-        """Return whether the session can use it."""
+        """Return whether the session can use the device."""
         if self.there.type == CPU_DEVICE_TYPE:
             return True
         try:
@@ -208,7 +208,7 @@ class RemoteDevice(ForeignDevice):
 
 
 class RemoteTensor(_Remote):
-    """A proxy of a remote tensor, whose elements are transferred on demand."""
+    """Proxy of a remote tensor, whose elements are transferred on demand."""
 
     device: Device
 
@@ -319,7 +319,7 @@ def _raw(host: Tensor) -> NDArray[np.uint8]:
 
 
 class SessionProxies:
-    """Creates the proxies of a session, which ends when the last of them is gone."""
+    """Factory of the proxies of a session, which ends when the last of them is gone."""
 
     endpoint: weakref.ref[Endpoint]
 

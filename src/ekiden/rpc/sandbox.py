@@ -52,18 +52,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxState:
-    """The isolation a session's process was started with, as the bits of `start_session`."""
+    """Isolation of a session's process, as the bits of `start_session`."""
 
     bits: int = 0
 
     @property
     def has_namespaces(self) -> bool:
-        """Return whether it has its own file, process, IPC and network namespaces."""
+        """Return whether the process has its own file, process, IPC and network namespaces."""
         return bool(self.bits & _NAMESPACES)
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process together with the one that forked it."""
+    """Make the kernel end this process together with its parent (PR_SET_PDEATHSIG)."""
     parent = os.getppid()
     _libc.prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -71,7 +71,7 @@ def die_with_parent() -> None:
 
 
 def missing() -> str:
-    """Return which sandbox facilities this machine lacks; nothing where all is there."""
+    """Return which sandbox facilities this machine lacks, as text; "" if none."""
     return sandbox_lack()
 
 
@@ -83,8 +83,8 @@ def start_sandboxed(
     libraries: Sequence[str] = (),
     has_sandbox: bool = True,
 ) -> tuple[int, SandboxState]:
-    """Start a session's process, whose folder is the only one it can write: its process, and what
-    it is behind. Raises RPCError where a wall cannot be built.
+    """Start a session's process, which can write only in its folder; return its process id and its
+    isolation. Raises RPCError where a wall cannot be built.
 
     It ends with the thread that calls this. `descriptors` become 3 and so on; `output` takes what
     it prints, `libraries` are files that it may read.
@@ -107,8 +107,11 @@ def start_sandboxed(
 
 
 def close_walls(limits: Limits, walls: int) -> None:
-    """Apply the final restrictions to this process, a session's, in all of its threads."""
+    """Apply the final restrictions (seccomp, landlock, limits) to this process, in all of its
+    threads.
+    """
     sys.dont_write_bytecode = True  # beside sources, which lie outside
+    # The limits are relative to what the process uses by now: libraries and drivers are loaded.
     wrong = close_sandbox(
         limits.memory, limits.file, limits.open_files, limits.threads, walls, _has_devices()
     )

@@ -62,7 +62,7 @@ _RETRY_DELAY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of a server, as plain data."""
+    """Options of a server, as plain data."""
 
     tracker: tuple[str, int] | None
     address: str
@@ -80,7 +80,7 @@ class Options:
 
 
 class Server(Background):
-    """A session server on `host`, on the first free port from `port` to `port_end`.
+    """Session server on `host`, on the first free port from `port` to `port_end`.
 
     Without `credentials`, the key file that clients must share (`ekiden rpc keygen`), `host` must
     be an address of this machine alone. `key` is the device name for clients and trackers; with
@@ -122,6 +122,7 @@ class Server(Background):
             raise InputError(f"rpc.Server: no sandbox here: {lack}; or: sandbox=False")
         libraries = load_library.split(":") if isinstance(load_library, str) else load_library or ()
         tracker = None if tracker_addr is None else (tracker_addr[0], int(tracker_addr[1]))
+        # The server runs in another working directory.
         paths = tuple(os.path.abspath(library) for library in libraries)
         task = _task(key, limits or Limits(), sandbox, paths, server_init_callback)
         options = Options(
@@ -149,7 +150,7 @@ def _task(
     libraries: tuple[str, ...],
     prepare: Callable[[], object] | None,
 ) -> Task:
-    """Return the description of each session's program."""
+    """Build the task of each session's program."""
     functions: dict[str, bytes] = {}
     refused: dict[str, str] = {}
     for name, function in registered_callables().items():
@@ -169,6 +170,7 @@ def listen(
     """Return a listening socket and its port. Raises InputError for an address reachable by others
     without a key, ValueError if no port is free.
     """
+    # Without a key anyone who can connect may run code.
     if credentials is None and not is_loopback(host):
         raise InputError(
             f"{what}: without a key only this machine may connect: host='127.0.0.1' expected, got"
@@ -179,6 +181,7 @@ def listen(
     else:
         _log.info("%s: no key, so it listens on %s alone", what, host)
     family = socket.getaddrinfo(host, port)[0][0]
+    # Port 0 lets the system choose.
     for chosen in range(port, max(end, port + 1)) if port else (0,):
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(reuse))
@@ -205,7 +208,7 @@ def serve_program(options: Options, has_listener: bool) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Session:
-    """A running session: its program, and its client, whose connection ends with `guest`."""
+    """Running session: its program, and its client, with whose connection it ends."""
 
     program: Program
     guest: GreetedClient
@@ -215,7 +218,7 @@ class _Session:
 
 
 class _ServerLoop:
-    """The event loop of a server: accepts connections, starts and monitors sessions, and keeps its
+    """Event loop of a server: accepts connections, starts and monitors sessions, and keeps its
     tracker informed.
     """
 
@@ -283,8 +286,8 @@ class _ServerLoop:
             self.spares[program.process] = program
 
     def _fail(self, reason: str) -> None:
-        """Report that a program could not be started or prepared to the waiting clients; the next
-        may have better luck.
+        """Tell the waiting clients that a program could not be started or prepared; the next client
+        gets another try.
         """
         _log.warning("no session: %s", reason)
         for guest in self.waiting:
@@ -312,6 +315,8 @@ class _ServerLoop:
                 poll.register(session.program.output, select.POLLIN)
             if session.gone is None:
                 actions[session.guest.stream.fileno()] = partial(_note_gone, session)
+                # The session's process reads the data; this process only needs to see the client
+                # leave.
                 poll.register(session.guest.stream, select.POLLRDHUP)
         seconds = _USAGE_INTERVAL_S if self.sessions or self.door.is_busy else _POLL_INTERVAL_S
         for number, _ in poll.poll(seconds * 1000):
@@ -341,6 +346,7 @@ class _ServerLoop:
                 guest.refuse(f"rpc: the key {guest.key!r} is not that of this server")
             elif guest.constructor and self.relays + len(self.sessions) < self._session_limit:
                 self.relays += 1
+                # A relayed session runs on another server, so it needs no program here.
                 run_in_thread(partial(self._relay, guest))
             elif guest.constructor:
                 guest.refuse("rpc: this server has as many sessions as it may")
@@ -367,11 +373,12 @@ class _ServerLoop:
             self._begin(guest, ready)
 
     def _begin(self, guest: GreetedClient, program: Program) -> None:
-        """Begin a session: the program receives the connection, or one end of a socket pair whose
+        """Begin a session. The program receives the connection, or one end of a socket pair whose
         other end this process bridges to TLS, so that no session has the key in its memory.
         """
         ends = time.monotonic() + self.limits.seconds
         if guest.seconds:  # which its client counts from before it was heard
+            # The time spent waiting for a program counts as well.
             ends = min(ends, guest.heard_at + guest.seconds)
         self._has_had_client = True
         session = _Session(program, guest, ends)
@@ -396,6 +403,7 @@ class _ServerLoop:
         self.spares.pop(program.process, None)
         session = self.sessions.pop(program.process, None)
         is_lost = session is None and not program.is_ready and program.control is not None
+        # waitpid after SIGKILL, so that no zombie keeps the process id.
         program.clean_up()
         if session is not None:
             session.guest.endpoint.close()
@@ -420,8 +428,8 @@ class _ServerLoop:
                 session.program.kill()
 
     def _tell_tracker(self) -> None:
-        """Register this server with its tracker while it is free; again where the tracker began
-        anew.
+        """Register this server with its tracker while it is free, and again after the tracker has
+        restarted.
         """
         if self.options.tracker is None or self.options.proxy is not None:
             return

@@ -20,8 +20,8 @@ _NAME_LIMIT = 255
 
 
 def hear(stream: Stream, seconds: float | None = None) -> tuple[Endpoint, int, str, list[object]]:
-    """Receive HELLO and nothing beyond it: what refuses or serves its client, the milliseconds the
-    session may last, the key, the constructor. Raises RPCError.
+    """Receive HELLO and nothing beyond it; return the endpoint, the time limit in milliseconds, the
+    key and the constructor. Raises RPCError.
     """
     channel = Channel(stream, ahead=0)
     endpoint = Endpoint(channel)
@@ -62,7 +62,7 @@ def _tvm_functions(folder: Path) -> dict[str, Callable[..., object]]:
 
 
 def _linked(name: str) -> bytes:
-    """Raises ValueError: linking an uploaded archive needs a compiler, which a session may not
+    """Raise ValueError: linking an uploaded archive needs a compiler, which a session may not
     start.
     """
     raise ValueError(

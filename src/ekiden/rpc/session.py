@@ -1,4 +1,4 @@
-"""The program of one session: started afresh, ahead of its client, behind its walls.
+"""Program of one session: started afresh and ahead of its client, inside its sandbox.
 
 It gets ready (imports, libraries, functions of the server's owner, drivers of devices), closes the
 last walls, says so, and waits for a connection; what its client sends reaches nothing else.
@@ -33,7 +33,7 @@ _DRIVER_NAMES = ("cuda", "opencl", "vulkan", "rocm", "metal")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The description of a session's program, as plain data."""
+    """Task of a session's program, as plain data."""
 
     key: str
     folder: str
@@ -56,6 +56,7 @@ def run_session(task: Task) -> None:
     except BaseException as error:
         control.send(FAILED + f"{type(error).__name__}: {error}".encode()[:4000])
         raise
+    # Sent only behind the sandbox: no client's byte is read before.
     control.send(READY)
     data, numbers, _, _ = socket.recv_fds(control, NUMBER_FORMAT.size, 1)
     control.close()
@@ -76,6 +77,7 @@ def _get_ready(task: Task, walls: int) -> None:
         register_func(name, _refusing(name, reason), override=True)
     if task.prepare is not None:
         unpack_function(task.prepare)()
+    # The only folder that the session may write.
     os.environ["EKIDEN_CACHE_DIR"] = task.folder
     if task.has_sandbox:
         for name in _DRIVER_NAMES:  # what they open, they could not open later
@@ -84,11 +86,12 @@ def _get_ready(task: Task, walls: int) -> None:
         for leftover in Path(task.folder).iterdir():  # by a driver: a client finds an empty folder
             leftover.unlink()
         memory_limit(task.limits.memory)
+        # Last, because loading libraries and drivers needs calls that the sandbox forbids.
         close_walls(task.limits, walls)
 
 
 def _refusing(name: str, reason: str) -> Callable[..., object]:
-    """Return a stand-in for a function that is not available here."""
+    """Return a stand-in for a function that is unavailable here."""
 
     def refuse(*_: object) -> object:
         raise RPCError(f"'{name}': {reason}")

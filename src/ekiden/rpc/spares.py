@@ -34,7 +34,7 @@ _THREADS_FIELD = 17
 
 @dataclass(eq=False, slots=True)
 class Program:
-    """The program of a session, idle or with a client."""
+    """Program of a session, idle or with a client."""
 
     pid: int
     process: int
@@ -49,7 +49,9 @@ class Program:
     logged: int = 0
 
     def hear(self) -> str:
-        """Receive its report: return why it cannot take a client, or "" if it is ready."""
+        """Receive the program's report: return why it cannot take a client, or "" if it is
+        ready.
+        """
         assert self.control is not None
         report = self.control.recv(8192)
         self.is_ready = report == READY
@@ -58,14 +60,16 @@ class Program:
         return report.removeprefix(FAILED).decode(errors="replace") or "its program ended"
 
     def give(self, connection: socket.socket, peer_limit: int) -> None:
-        """Hand it a client to serve."""
+        """Hand the program a client to serve."""
         assert self.control is not None
         control, self.control = self.control, None
         with control:
             socket.send_fds(control, [NUMBER_FORMAT.pack(peer_limit)], [connection.fileno()])
 
     def take_output(self) -> bool:
-        """Log its output, escaped since a terminal would interpret it. Return False at its end."""
+        """Log the program's output, escaped because a terminal would interpret it. Return False at
+        its end.
+        """
         if self.output < 0:
             return False
         data = os.read(self.output, 1 << 14)
@@ -79,7 +83,7 @@ class Program:
         return bool(data)
 
     def excess(self) -> str:
-        """Return which of its limits it has exceeded."""
+        """Return which of its limits the program has exceeded."""
         if _threads_of(self.pid) > self.limits.threads:
             return f"more than {self.limits.threads} threads"
         if _disk_of(self.pid, self.folder.path) > self.limits.disk:
@@ -87,12 +91,12 @@ class Program:
         return ""
 
     def kill(self) -> None:
-        """Kill it immediately."""
+        """Kill the program immediately."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.process, signal.SIGKILL)
 
     def clean_up(self) -> None:
-        """Wait for its end, and clean up after it; `process` is negative then."""
+        """Wait for the program's end, and clean up after it; `process` is negative then."""
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         while self.take_output():  # its last words
@@ -107,6 +111,7 @@ class Program:
 def start_program(template: Task) -> Program:
     """Start a session program for the next client."""
     folder = SessionFolder.make()
+    # SEQPACKET keeps a report or a connection in one datagram.
     own_end, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     source, output = os.pipe()
     task = -1
@@ -147,6 +152,7 @@ def _disk_of(pid: int, folder: str) -> int:
         for entry in entries:
             with suppress(OSError):  # removed meanwhile
                 total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+    # A file that was unlinked keeps its blocks while a descriptor is open.
     removed = {}
     with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:

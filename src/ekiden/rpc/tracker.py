@@ -1,4 +1,4 @@
-"""The RPC tracker: which devices are free, and who waits for one.
+"""RPC tracker: registry of free devices, and queue of requests for them.
 
 It keeps what its connections have told it and nothing else: when it begins anew, servers put
 themselves again. A device whose server ends goes with the connection; a request whose client ends
@@ -35,14 +35,14 @@ CONNECT_LIMIT_S = 5.0
 
 
 class Summary(TypedDict):
-    """The status of a tracker."""
+    """Status of a tracker."""
 
     queue_info: dict[str, dict[str, int]]
     server_info: list[dict[str, object]]
 
 
 class Tracker(Hub):
-    """A tracker in a separate process, on the first free port from `port` to `port_end`. Without
+    """Tracker in a process of its own, on the first free port from `port` to `port_end`. Without
     `credentials` only this machine may connect. Raises InputError, ValueError as `Server` does.
     """
 
@@ -68,7 +68,7 @@ def serve_registry(listener: socket.socket) -> Callable[[Peer], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """A free device, with the connection that announced it."""
+    """Free device, with the connection that announced it."""
 
     key: str
     host: str
@@ -78,7 +78,7 @@ class _Device:
 
 
 class _DeviceRegistry:
-    """The free devices and the pending requests."""
+    """Registry of free devices and pending requests."""
 
     def __init__(self) -> None:
         self.free: dict[str, list[_Device]] = defaultdict(list)
@@ -99,6 +99,7 @@ class _DeviceRegistry:
                 kind, fields = await peer.receive()
                 await self._answer(peer, kind, fields)
         finally:
+            # Devices live as long as the connection that announced them.
             for device in self.known.pop(peer).values():
                 self._drop(device)
 
@@ -171,10 +172,13 @@ class _DeviceRegistry:
             self.taken[device.match] = time.monotonic()
             return device
         future: asyncio.Future[_Device] = asyncio.get_running_loop().create_future()
+        # heapq with (-priority, order): highest priority first, then first come, first served.
         queue = self.waiting[key]
         heapq.heappush(queue, mine := (-priority, next(self._order), future))
         await asyncio.wait((future, peer.coming()), return_when=asyncio.FIRST_COMPLETED)
         if peer.coming().done():
+            # The client left in the same step in which it was given the device: it goes to the next
+            # one.
             if future.done() and future.result().owner in self.known:
                 self._give(future.result())
             elif not future.done():
@@ -202,7 +206,7 @@ class _DeviceRegistry:
 
 
 class TrackerSession:
-    """A connection to a tracker, created by `connect_tracker`."""
+    """Connection to a tracker, created by `connect_tracker`."""
 
     def __init__(self, addr: tuple[str, int], credentials: PathName | None = None) -> None:
         self._address, self._credentials = addr, credentials

@@ -25,7 +25,7 @@ _ORIGINS = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 
 
 def require_websockets() -> None:
-    """Raises ImportError naming the package to install."""
+    """Raise ImportError that names the package to install."""
     try:
         import websockets.asyncio.server  # noqa: F401, PLC0415
     except ImportError as error:

@@ -43,13 +43,13 @@ Bytes = bytes | bytearray | memoryview
 
 
 class TensorType(tuple[Device, str, tuple[int, ...]]):
-    """A device, dtype and shape."""
+    """Device, dtype and shape of a remote tensor."""
 
     __slots__ = ()
 
 
 class Handles(Protocol):
-    """Mapping between handles and objects of both sides."""
+    """Interface that maps between handles and objects of both sides."""
 
     def export(self, value: object) -> int:
         """Return a new handle of a local object."""
@@ -65,14 +65,14 @@ class Handles(Protocol):
 
 
 class NoHandles:
-    """A side without objects, such as a tracker."""
+    """Handle table of a side without objects, such as a tracker."""
 
     def export(self, value: object) -> int:
-        """Raises TypeError: there are no local objects."""
+        """Raise TypeError: there are no local objects."""
         raise TypeError("rpc: there are no things here")
 
     def held(self, handle: int) -> object:
-        """Raises FrameError: there are no local objects."""
+        """Raise FrameError: there are no local objects."""
         raise FrameError("rpc: there are no things here")
 
     def handle_of(self, value: object) -> int | None:
@@ -80,12 +80,12 @@ class NoHandles:
         return None
 
     def appear(self, tag: Tag, handle: int, about: object) -> object:
-        """Raises FrameError: there are no remote objects."""
+        """Raise FrameError: there are no remote objects."""
         raise FrameError("rpc: there are no things here")
 
 
 class Writer:
-    """Serializes one message: `data`, and `tail` if its last field is large and stays in place."""
+    """Writer of one message: `data`, and `tail` if its last field is large and stays in place."""
 
     __slots__ = ("_handles", "data", "tail")
 
@@ -151,6 +151,7 @@ class Writer:
         for cls, write in _VALUE_WRITERS:
             if isinstance(item, cls):
                 return write
+        # Runtime objects may be callable, but are passed as objects.
         is_thing = isinstance(item, (Object, Module)) and not isinstance(item, PackedFunc)
         if callable(item) and not is_thing:
             return Writer._function
@@ -264,7 +265,7 @@ _FIELD_WRITERS: dict[str, Callable[..., None]] = {
 
 
 class Reader:
-    """Parses the body of one message. Raises FrameError if it is invalid."""
+    """Reader of the body of one message. Raises FrameError if it is invalid."""
 
     __slots__ = ("_at", "_data", "_end", "_handles", "_lends")
 
@@ -312,7 +313,7 @@ class Reader:
         return self.take(self.count(1))
 
     def bytes_or_view(self) -> Bytes:
-        """Return bytes; as they lie in the message where this reader lends them."""
+        """Return bytes; a view into the message if the reader lends its memory."""
         return self.blob() if self._lends else bytes(self.blob())
 
     def text(self) -> str:
@@ -334,6 +335,7 @@ class Reader:
         if rank > MAX_RANK:
             raise FrameError(f"rpc: a rank of {MAX_RANK} at most expected, got {rank}")
         shape = self.sizes(rank)
+        # Sizes are signed on the wire and come from the peer.
         if any(size < 0 for size in shape):
             raise FrameError(f"rpc: sizes of a tensor expected, got {shape}")
         return TensorType((Device(kind, number), _dtype_name(code, bits, lanes), shape))
@@ -375,6 +377,7 @@ class Reader:
         remaining bytes.
         """
         tag, count = _ADT.unpack(self.take(_ADT.size))
+        # Each item takes at least one byte.
         if count > self.left:
             raise FrameError(f"rpc: {count} items announced in {self.left} bytes")
         items = tuple(self.value(depth + 1) for _ in range(count))
@@ -481,7 +484,7 @@ def read_body(kind: Kind, data: Bytes, handles: Handles, lends: bool = False) ->
 
 
 def check_lent(head: Bytes, buffer: Sized | None) -> None:
-    """Raises FrameError unless the prefix of a RETURN announces exactly as many bytes as a buffer
+    """Raise FrameError unless the prefix of a RETURN announces exactly as many bytes as a buffer
     has.
     """
     size = -1 if buffer is None else len(buffer)
@@ -495,6 +498,7 @@ def read_head(data: Bytes, limit: int, begin: int = 0) -> tuple[Kind, int]:
     """
     size, number, zero, zeros = _READ_HEAD.unpack_from(data, begin)
     kind, min_size = _MIN_SIZES.get(number, (None, 0))
+    # Reserved bytes must be zero, so that later versions can use them.
     if kind is None or zero or zeros:
         head = bytes(data[begin : begin + _HEAD.size])
         raise FrameError(f"rpc: a message expected, got the bytes {head.hex()}")

@@ -16,8 +16,8 @@ class _TupleClass(type):
 
 
 class ADT(metaclass=_TupleClass):
-    """A value of an algebraic data type: a tuple of its fields that has a tag (runtime.ADT). Tuples
-    are such values, of tag 0; `ADT(tag, fields)` makes one.
+    """Value of an algebraic data type: a tuple of fields with a constructor tag (runtime.ADT).
+    Tuples are such values, of tag 0; `ADT(tag, fields)` makes one.
     """
 
     def __new__(cls, tag: object, fields: Iterable[object] = ()) -> runtime_adt:  # type: ignore[misc]

@@ -45,8 +45,8 @@ DEFAULT_KERNEL_TIMEOUT_S = 600.0
 
 
 def cache_folders() -> tuple[str | None, tuple[str, ...]] | None:
-    """Return the folder that compiled models are written to (None: none) and the folders that are
-    read after it; None if the variable is unset.
+    """Return the folder that compiled models are written to (None: none) and the fallback folders,
+    which are only read; None if the variable is unset.
     """
     chosen = os.environ.get("EKIDEN_CACHE_DIR")
     if chosen is None:
@@ -102,8 +102,9 @@ def kernel_timeout() -> float:
 
 
 def compile_timeout() -> float | None:
-    """Return the most seconds of a compilation, None for any. Raises InputError for what is no
-    number above 0."""
+    """Return the time limit of a compilation in seconds, None for no limit. Raises InputError for
+    what is no number above 0.
+    """
     return _seconds("EKIDEN_COMPILE_TIMEOUT")
 
 
@@ -145,8 +146,9 @@ class Dump(NamedTuple):
 
 
 def dump() -> Dump | None:
-    """Return what each compilation dumps, or None for nothing. Raises InputError for a value that
-    names no folder, or another filter than those there are."""
+    """Return the dump request of EKIDEN_DUMP, or None. Raises InputError for a value that names no
+    folder, or another filter than those there are.
+    """
     text = os.environ.get("EKIDEN_DUMP", "")
     if not text:
         return None

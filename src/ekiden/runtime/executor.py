@@ -57,7 +57,9 @@ class RemoteModule(Protocol):
         """Return whether the module has a function of that name."""
 
     def time_evaluator(self, *args: Any) -> Any:  # noqa: ANN401
-        """Measure a function, as a local module does."""
+        """Return a function that measures another one, as a local module's
+        `time_evaluator` does.
+        """
 
 
 ExecutorModule = Module | RemoteModule
@@ -291,7 +293,7 @@ class AotModule:
         self._share_input(index, self._sent(zeros))
 
     def _sent(self, tensor_here: Tensor) -> object:
-        """Return a tensor on the module's machine."""
+        """Copy a tensor to the machine of the module, if it is another one."""
         return tensor_here if isinstance(self.module, Module) else self.module.sent(tensor_here)
 
     def _checked(self, index: int, value: object, *, may_convert: bool = True) -> Tensor:

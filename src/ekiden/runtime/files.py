@@ -56,7 +56,7 @@ class Writer(Protocol):
 
 @runtime_checkable
 class Written(Protocol):
-    """Content that need not be in memory as a whole: its size, and the method that writes it."""
+    """Content that need not be in memory as a whole: its size, and a method that writes it."""
 
     def __len__(self) -> int: ...
 
@@ -126,6 +126,7 @@ def write_whole(
     target = check_folder(path)
     with named("write", target):
         status = _status(target)
+        # A device or pipe cannot be replaced by rename.
         if status is None or stat.S_ISREG(status.st_mode):
             _replace(pathlib.Path(os.path.realpath(target)), status, write, is_program, is_owners)
         else:
@@ -145,6 +146,7 @@ def make_own_folder(folder: PathName) -> None:
     while not os.path.isdir(path):
         missing.append(path)
         path = os.path.dirname(path)
+    # makedirs applies its mode to the last folder only; each parent must be private as well.
     for parent in reversed(missing):
         with suppress(FileExistsError):
             os.mkdir(parent, 0o777 & ~GROUP_OTHER_WRITE)
@@ -161,6 +163,7 @@ def expect_trusted(path: PathName, layer: PathName | None = None) -> None:
     owners = {os.geteuid(), 0} | (set() if layer is None else {os.stat(layer).st_uid})
     for name in (path, os.path.dirname(os.path.abspath(path))):
         state = os.stat(name)
+        # A sticky folder such as /tmp lets only the owner rename or remove files.
         is_shared = bool(state.st_mode & GROUP_OTHER_WRITE) and not state.st_mode & stat.S_ISVTX
         if state.st_uid not in owners or is_shared:
             raise PermissionError(
@@ -202,6 +205,7 @@ def shrink(folder: PathName, limit: int) -> tuple[int, int]:
             files.append((state.st_mtime_ns, state.st_size, path))
     excess = sum(size for _, size, _ in files) - limit
     count = freed = 0
+    # Oldest first: reading a file of the cache updates its time.
     for _, size, path in sorted(files):
         if excess <= freed:
             break
@@ -267,6 +271,7 @@ def _replace(
     def create(name: str, flags: int) -> int:
         return os.open(name, flags, 0o666 & allowed)
 
+    # File names have at most 255 bytes: 200, and a dot and suffix of at most 10.
     begun = os.fsdecode(os.fsencode(target.name)[:200])
     partial = target.with_name(f".{begun}.{os.urandom(4).hex()}")
     try:
@@ -277,7 +282,10 @@ def _replace(
                 mode &= allowed
             if is_program:
                 mode |= (mode & 0o444) >> 2
+            # The permissions are set before the rename, so that the file never appears with wrong
+            # ones.
             os.fchmod(file.fileno(), mode)
+        # POSIX rename is atomic: a reader sees the old file or the new one.
         os.replace(partial, target)
     except BaseException:
         with suppress(OSError):

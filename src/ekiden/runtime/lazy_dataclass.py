@@ -32,8 +32,9 @@ _Field = dataclasses.Field[Any]
 
 
 class LazyAttribute:
-    """What a class has by a name, made when it is first looked up; takes this object's place then.
-    A function that is looked up by an instance is its method."""
+    """Descriptor of a class attribute that is computed at the first look-up, and then replaces the
+    descriptor. A function that is looked up by an instance is its method.
+    """
 
     __slots__ = ("_make", "_name", "_owner")
 
@@ -54,9 +55,11 @@ _FIELDS = "__dataclass_fields__"
 
 
 class LazyFields(LazyAttribute):
-    """The fields of a class by name, as Python keeps them. Those that its body declares go through
-    Python's decorator, on a class that has nothing else, when any is asked for: constructors and
-    comparisons are written from `declared`, so that most classes never are."""
+    """Descriptor of `__dataclass_fields__`, computed when it is first read. The fields that the
+    class body declares then go through Python's decorator, on a class that has nothing else;
+    constructors and comparisons are compiled from `own_fields`, so that most classes never need
+    it.
+    """
 
     __slots__ = ("_declared", "defaults", "kw_only")
 
@@ -70,8 +73,9 @@ class LazyFields(LazyAttribute):
 
     @property
     def declared(self) -> Mapping[str, _Field]:
-        """The fields of the class's body. Raises ValueError for a default that instances would
-        share and change."""
+        """Return the fields that the class body declares. Raises ValueError for a default that
+        instances would share and change.
+        """
         if self._declared is None:
             annotations = self._owner.__annotations__
             self._declared = {
@@ -146,8 +150,9 @@ def _is_class_variable(annotation: object) -> bool:
 
 
 def _with_slots(cls: type[_T], defaults: Mapping[str, object]) -> type[_T]:
-    """Return the class made anew with slots for its fields, but those that its bases have slots
-    for. Raises TypeError where its body has `__slots__`."""
+    """Recreate the class with slots for its fields, except those for which its bases have slots.
+    Raises TypeError where its body has `__slots__`.
+    """
     if "__slots__" in vars(cls):
         raise TypeError(f"{cls.__name__} already specifies __slots__")
     bases = [vars(base) for base in cls.__mro__[-2:0:-1]]
@@ -157,6 +162,7 @@ def _with_slots(cls: type[_T], defaults: Mapping[str, object]) -> type[_T]:
     body: dict[str, Any] = {n: value for n, value in vars(cls).items() if n not in no_part}
     body["__slots__"] = tuple(name for name in names if name not in slotted)
     metaclass: Any = type(cls)
+    # Slots exist from the creation of a class on, so the class is created again.
     remade: type[_T] = metaclass(cls.__name__, cls.__bases__, body)
     remade.__qualname__ = cls.__qualname__
     return remade
@@ -168,7 +174,7 @@ def _own_slots(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _without_field_objects(cls: type[_T], defaults: Mapping[str, object]) -> type[_T]:
-    """Put the defaults of `field(...)` into the place of what it returned."""
+    """Replace the `field(...)` objects in the class by their defaults."""
     for name, value in defaults.items():
         if isinstance(value, dataclasses.Field):
             if value.default is dataclasses.MISSING:
@@ -211,6 +217,7 @@ def decorate(
         done.__repr__ = repr_of  # type: ignore[method-assign]
     if eq and "__eq__" not in own:
         LazyAttribute(done, "__eq__", _equality)
+    # As dataclasses define it: mutable classes with __eq__ are unhashable.
     if eq and frozen and not has_hash:
         LazyAttribute(done, "__hash__", _hash)
     elif eq and not has_hash:
@@ -280,7 +287,7 @@ def repr_of(self: Any) -> str:  # noqa: ANN401
 
 
 def _initializer(cls: Any, frozen: bool = False) -> FunctionType:  # noqa: ANN401
-    """Return the constructor. Raises TypeError where a field without a default follows one with a
+    """Compile `__init__`. Raises TypeError where a field without a default follows one with a
     default.
     """
     fields = _fields(cls)
@@ -292,6 +299,7 @@ def _initializer(cls: Any, frozen: bool = False) -> FunctionType:  # noqa: ANN40
     plain, named = (
         [f for f in parameters_fields if bool(f.kw_only) is is_named] for is_named in (False, True)
     )
+    # Numbered names make the text equal for all classes of one shape, so that it is compiled once.
     parameter_name = {field.name: f"_{i}" for i, field in enumerate(fields)}
     parameters = ["self", *(parameter_name[f.name] for f in plain)]
     parameters += ["*", *(parameter_name[f.name] for f in named)] if named else []
@@ -311,8 +319,8 @@ def _frozen_initializer(cls: type) -> FunctionType:
 
 
 def _setting(i: int, field: _Field, cls: type, frozen: bool, values: dict[str, object]) -> str:
-    """Return the statement that sets the i-th field, "" if it has no value; the objects that it
-    names are added to `values`.
+    """Return the statement that sets the i-th field, "" if it has no value; the objects that the
+    statement names are added to `values`.
     """
     if not field.init and not _has_default(field):
         return ""
@@ -324,6 +332,7 @@ def _setting(i: int, field: _Field, cls: type, frozen: bool, values: dict[str, o
     if not frozen:
         return f"self._{i} = {value}"
     slot = getattr(cls, field.name, None)
+    # The slot's descriptor sets a frozen field without a look-up by name.
     if isinstance(slot, MemberDescriptorType):
         values[f"_set_{i}"] = slot.__set__
         return f"_set_{i}(self, {value})"
@@ -351,7 +360,7 @@ def _default(field: _Field) -> object:
 
 
 def _equality(cls: Any) -> FunctionType:  # noqa: ANN401
-    """Return `__eq__`: same class and equal compared fields."""
+    """Compile `__eq__`: same class, and equal compared fields."""
     names = [field.name for field in _fields(cls) if field.compare]
     text = (
         f"def method(self, other):\n"
@@ -362,7 +371,7 @@ def _equality(cls: Any) -> FunctionType:  # noqa: ANN401
 
 
 def _hash(cls: Any) -> FunctionType:  # noqa: ANN401
-    """Return `__hash__` over the hashed fields."""
+    """Compile `__hash__` over the hashed fields."""
     fields = _fields(cls)
     names = [f.name for f in fields if (f.compare if f.hash is None else f.hash)]
     text = f"def method(self): return hash({_values_of('self', names)})"
@@ -377,11 +386,12 @@ def _values_of(owner: str, names: Sequence[str]) -> str:
 def _method(
     cls: type, name: str, text: str, fields: Sequence[str], values: dict[str, object]
 ) -> FunctionType:
-    """Return a method from a text in which `_0` stands for the first of the fields, `_1` for the
-    next: compiling is what takes the time, and is the same for all classes with as many fields.
+    """Compile a method from a text with `_0` for the first field, `_1` for the next: compiling is
+    what takes the time, and its result is shared by all classes with as many fields.
     """
     code = _code(text)
     field_of = {f"_{i}": field for i, field in enumerate(fields)}
+    # Renames the numbered placeholders to the class's fields in the compiled code.
     code = code.replace(
         co_names=tuple(field_of.get(n, n) for n in code.co_names),
         co_varnames=tuple(field_of.get(n, n) for n in code.co_varnames),

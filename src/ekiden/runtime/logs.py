@@ -13,8 +13,9 @@ _WARNING = 30
 
 
 class LazyLogger:
-    """Logger of a name. A program that has not imported `logging` has no handlers for levels below
-    warnings; the import takes a tenth of a cache hit.
+    """Logger that imports `logging` when the first message is logged. A program that has not
+    imported `logging` has no handlers for levels below warnings; the import takes a tenth of a
+    cache hit.
     """
 
     __slots__ = ("_name",)

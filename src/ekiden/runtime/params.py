@@ -74,6 +74,7 @@ def save_params(path: File, params: Params, metadata: Mapping[str, str] | None =
 
 def _write(file: Writer, params: Params, metadata: Mapping[str, str] | None) -> None:
     tensors = {name: tensor(value) for name, value in params.items()}
+    # Largest element type first, then by name: each tensor stays aligned without padding.
     order = sorted(tensors, key=lambda name: (-DataType(tensors[name].dtype).bits, name))
     header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
@@ -135,6 +136,7 @@ def _read(data: _Bytes, where: str) -> dict[str, Tensor]:
     result = {}
     for name, row in sorted(header.items(), key=lambda item: _begin(item[1])):
         dtype, shape, begin, stop = _check_row(row, f"load parameters from {where!r}: {name!r}")
+        # The format demands that tensors cover the data without gaps or overlaps.
         if begin != end or stop > len(elements):
             raise LoadError(
                 f"load parameters from {where!r}: {name!r} must begin at byte {end} and end by "
@@ -153,6 +155,7 @@ def _read(data: _Bytes, where: str) -> dict[str, Tensor]:
 
 
 def _split(data: _Bytes, where: str) -> tuple[dict[str, object], _Bytes]:
+    # Checked before anything is allocated: the length comes from an untrusted file.
     size = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8 or size > min(len(data) - 8, MAX_HEADER_BYTES):
         raise LoadError(

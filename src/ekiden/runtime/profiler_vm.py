@@ -26,10 +26,11 @@ class VirtualMachineProfiler(VirtualMachine):
         collectors: object = None,
         **kwargs: object,
     ) -> Report:
-        """Run a function with these arguments, or with what `set_input` set; its report.
+        """Run a function with these arguments, or with what `set_input` set, and return its report.
 
         `collectors` must be None: there are none but time. Raises ValueError for others,
-        UnsupportedError for a program on another machine."""
+        UnsupportedError for a program on another machine.
+        """
         if collectors is not None:
             raise ValueError("profile: collectors are not known here; None expected")
         if args or kwargs:

@@ -45,7 +45,8 @@ def profile_function(
     func_name: str | None = None,
     warmup_iters: int = 10,
 ) -> Callable[..., dict[str, Duration]]:
-    """Return what runs a function of a module, by default its entry, and returns its duration.
+    """Return a function that measures a module's function, by default its entry, and returns the
+    duration.
 
     Raises ValueError for collectors: there are no hardware counters; `exe.profile` reports kernels.
     """

@@ -51,5 +51,5 @@ def decode(data: Array) -> Array:
 
 
 def sorted_texts(texts: Iterable[str]) -> list[str]:
-    """Texts in the order of their padded bytes: one that continues another comes before it."""
+    """Sort texts by their padded bytes: a text sorts after its extensions."""
     return sorted(texts, key=lambda t: t.encode() + bytes([TEXT_END]))

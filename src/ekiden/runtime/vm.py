@@ -99,8 +99,8 @@ class VirtualMachine:
         return self._call(func_name, [_argument(a) for a in args])
 
     def limit(self, steps: int | None = None, seconds: float | None = None) -> None:
-        """Stop calls from now on after so many instructions, or so long, with a RunLimitError; None
-        for no limit. Raises ValueError for what is not positive.
+        """Stop later calls after `steps` instructions or `seconds` with a RunLimitError; None for
+        no limit. Raises ValueError for what is not positive.
         """
         self._machine.limit(steps, seconds)
 
@@ -127,8 +127,8 @@ class VirtualMachine:
         self.invoke_stateful(func_name)
 
     def set_outputs(self, func_name: str, *outputs: Tensor) -> None:
-        """Tensors that the next call of a function writes its outputs to; as many as it has, else
-        that call raises InputError.
+        """Set the tensors that the next call of a function writes its outputs to; their number must
+        match, else that call raises InputError.
 
         In a program without branches its kernels write there themselves, where a tensor is
         contiguous, on the host and apart from all that the call reads; elsewhere outputs are copied
@@ -257,15 +257,15 @@ class VirtualMachine:
         return Stepper(self.module)
 
     def start(self, func_name: str = "main", *args: object) -> None:
-        """Stand before the first instruction of a function; see `Stepper`."""
+        """Pause before the first instruction of a function; see `Stepper`."""
         self.stepper.start(func_name, *map(_argument, args))
 
     def step(self, count: int = 1) -> bool:
-        """Run so many instructions; whether the call has ended."""
+        """Run `count` instructions; return whether the call has ended."""
         return self.stepper.step(count)
 
     def resume(self) -> bool:
-        """Run to the next breakpoint; whether the call has ended."""
+        """Run to the next breakpoint; return whether the call has ended."""
         return self.stepper.resume()
 
     def registers(self, frame: int = 0) -> list[object]:
@@ -279,7 +279,7 @@ class VirtualMachine:
     def set_breakpoint(
         self, function: str = "main", instruction: int | None = None, *, source: str | None = None
     ) -> list[Place]:
-        """Stop before an instruction, or before those made from a node of the model."""
+        """Set a breakpoint at an instruction, or at the instructions made from a model node."""
         return self.stepper.set_breakpoint(function, instruction, source=source)
 
     def _call(self, func_name: str, args: Sequence[object]) -> object:

@@ -47,7 +47,7 @@ INLINE_RUN_TIMEOUT_S = 0.02
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A waiting request, with the future of its outputs."""
+    """Queued request: its inputs, and the future of its outputs."""
 
     arrays: Sequence[Array]
     future: asyncio.Future[list[Array]]
@@ -91,7 +91,7 @@ class RunCosts:
 
 
 class Arrivals:
-    """A count of requests that arrived in one poll of the sockets and have not been processed yet.
+    """Counter of requests that arrived in one poll of the sockets and have not been processed yet.
     It is only a hint: a wrong count makes batches smaller or later.
     """
 
@@ -113,7 +113,7 @@ class Arrivals:
 
 
 class Runners:
-    """The threads that run programs, shared by all models, as many as the machine can use. A thread
+    """Threads that run programs, shared by all models, as many as the machine can use. A thread
     that has finished a run takes the next one of any model, so that many small models do not
     each wake a thread.
     """
@@ -152,7 +152,7 @@ class Runners:
             self._changed.notify()
 
     def give_up(self, error: Exception) -> None:
-        """Fail all unanswered requests; what runs goes on for nobody."""
+        """Fail all unanswered requests; the results of running ones are discarded."""
         for work in list(self.pending):
             if not work.future.done():
                 work.future.set_exception(error)
@@ -164,7 +164,7 @@ class Runners:
             self._changed.notify_all()
 
     def _serve(self) -> None:
-        """Run batches until the runners are closed."""
+        """Run batches until the threads are stopped."""
         while assignment := self._next():
             batcher, batch = assignment
             started, busy = time.perf_counter(), self.clock()
@@ -180,7 +180,7 @@ class Runners:
                 batcher.loop.call_soon_threadsafe(batcher.answer, answers, seconds)
 
     def _next(self) -> tuple[Batcher, list[Work]] | None:
-        """Return the next batch to run; None when all is closed and empty."""
+        """Return the next batch to run; None once the pool is closed and empty."""
         with self.lock:
             while True:
                 while not self._ready:
@@ -199,7 +199,9 @@ class Runners:
 
 
 class Batcher:
-    """The queue of one loaded program. Created and used on the event loop's thread."""
+    """Request queue of one loaded program, with dynamic batching. Created and used on the event
+    loop's thread.
+    """
 
     def __init__(
         self,
@@ -253,6 +255,7 @@ class Batcher:
             self._size += work.size
             if not is_last:
                 self._place()
+        # Only the loop's thread touches this set; no lock is needed.
         self.runners.pending.add(work)
         if is_last:
             self._take_turn()
@@ -294,8 +297,10 @@ class Batcher:
             return
         started, busy = time.perf_counter(), self.runners.clock()
         try:
+            # Outside of the lock: the threads must be able to take other work during the run.
             answers = run_at_once(batch)
         except Exception:  # it takes longer than thought, or one of several is wrong
+            # The run left no state behind (`can_repeat`), so a thread may repeat it without harm.
             self.runners.hand(self, batch)
             return
         busy, seconds = self.runners.clock() - busy, time.perf_counter() - started
@@ -309,9 +314,10 @@ class Batcher:
         self._costs.note(sum(work.size for work in batch), seconds)
 
     def may_run(self) -> bool:
-        """Return whether there are requests, a free instance, and nothing more to wait for."""
+        """Return whether requests wait, an instance is free, and the batching delay is over."""
         if not self._heap or self.running >= self._instances:
             return False
+        # Without a batching delay a batch is whatever waits when an instance becomes free.
         if self._wait == 0:
             return True
         oldest = min(entry[2].came for entry in self._heap)
@@ -353,6 +359,7 @@ class Batcher:
                 if work.key is None:
                     break
             else:
+                # Requests of other shapes go back: they keep their priority and arrival number.
                 other_entries.append(entry)
         for entry in other_entries:
             heapq.heappush(self._heap, entry)
@@ -386,12 +393,13 @@ def run_batch(batch: Sequence[Work]) -> list[tuple[Work, object]]:
             return list(zip(batch, _together(batch), strict=True))
         except Exception as error:  # whose fault it is shows when they run alone
             _log.debug("a run of several failed: %s", type(error).__name__)
+    # One bad request must not fail the others of its batch.
     return [(work, _alone(work)) for work in batch]
 
 
 def run_at_once(batch: Sequence[Work]) -> list[tuple[Work, object]]:
-    """Run a batch on the event loop. Raises what a run of several raises, and RunLimitError for a
-    run too long for the loop.
+    """Run a batch on the event loop, without a thread switch. Raises what a run of several raises,
+    and RunLimitError for a run too long for the loop.
     """
     if len(batch) > 1:
         return list(zip(batch, _together(batch, INLINE_RUN_TIMEOUT_S), strict=True))
@@ -399,7 +407,9 @@ def run_at_once(batch: Sequence[Work]) -> list[tuple[Work, object]]:
 
 
 def _together(batch: Sequence[Work], time_limit: float = math.inf) -> list[list[Array]]:
-    """Run requests as one batch: concatenate the inputs and split the outputs."""
+    """Run requests as one batch: concatenate the inputs along the batch dimension, and split the
+    outputs.
+    """
     columns = zip(*(work.arrays for work in batch), strict=True)
     # A batch may run as long as its most patient request; impatient ones are expired by their own
     # timers.

@@ -1,5 +1,5 @@
-"""Protection against requests of web pages: which names a server answers to, and which origins may
-ask it.
+"""Protection against cross-site requests and DNS rebinding: host names that a server answers to,
+and origins that may call it.
 
 A page can make a browser of this machine send requests to a server on the loopback interface: by
 its address, which the browser marks with the page's origin, or by a name of the page's own that
@@ -29,7 +29,7 @@ CORS-safelisted values)."""
 
 
 class OriginChecker:
-    """Checks of a request's host and origin before anything else is processed."""
+    """Checker of a request's host and origin, before anything else is processed."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._pages = frozenset(name.lower() for name in config.allowed_hosts)
@@ -40,8 +40,8 @@ class OriginChecker:
         self._accepted: set[bytes] = set()
 
     def check(self, scope: Scope, headers: Headers) -> None:
-        """Raises RequestError ("forbidden") for a request to a name that is not the server's, and
-        for one that a page of another origin makes.
+        """Raise RequestError ("forbidden") for a request to a foreign host name, or from a page of
+        another origin.
         """
         host = headers.get(b"host", b"")
         if self._checks_host and host not in self._accepted:
@@ -76,7 +76,7 @@ class OriginChecker:
         return True
 
     def _check_origin(self, origin: bytes, host: bytes) -> None:
-        """Raises RequestError for a page of another origin."""
+        """Raise RequestError for a page of another origin."""
         _, _, origin_host = origin.partition(b"://")
         if origin_host and (origin_host == host or host_name(origin_host) in self._pages):
             return

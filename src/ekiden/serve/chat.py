@@ -142,7 +142,7 @@ def _number(
 
 
 class ChatRoutes:
-    """The paths of OpenAI's protocol."""
+    """Routes of OpenAI's chat protocol."""
 
     def __init__(
         self, engine: Engine, read_body: Callable[[Request], Awaitable[bytes | bytearray]]
@@ -235,7 +235,9 @@ class Answer:
         return {**head, "choices": [choice], "usage": self._generation.usage()}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer in pieces; an error after the beginning is an event of its own."""
+        """Yield the answer as server-sent events; an error after the first piece is an event of its
+        own.
+        """
         try:
             yield self._event({"role": "assistant", "content": ""}, None)
             async for piece in self._generation.pieces():

@@ -49,7 +49,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """A server's configuration. Paths are as the process sees them."""
+    """Configuration of a server. Paths are as the process sees them."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -134,7 +134,7 @@ class TextConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A model's configuration."""
+    """Configuration of a model."""
 
     versions: object = "latest"
     """"latest", "all", or a list of numbers."""
@@ -201,7 +201,7 @@ def _read(path: Path, default: Config, top: str) -> Config:
 
 
 def _filled(default: Config, settings: Mapping[str, object], where: str) -> Config:
-    """Return a configuration with validated settings in place of its defaults. Raises
+    """Return a configuration in which validated settings replace the defaults. Raises
     ServeError.
     """
     kinds = get_type_hints(type(default))

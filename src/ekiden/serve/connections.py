@@ -34,7 +34,8 @@ CLOSED_A_TURN = 256
 
 
 class ClosingQueue:
-    """Connections whose clients have gone, which are closed some in each turn of the loop.
+    """Queue of transports whose clients have gone; a few are closed in each iteration of the event
+    loop.
 
     Ten thousand clients may go at once; closing all of their connections in one turn takes 80 ms,
     in which nobody is answered.
@@ -76,7 +77,7 @@ def has_body(scope: Scope) -> bool:
 
 
 class EndingWithClient:
-    """A context in which a disconnecting client cancels the running task.
+    """Context in which a disconnect of the client cancels the running task.
 
     Raises ClientDisconnect instead of the cancellation, and at once if the client has already gone.
     It is a class, as each request enters one, and takes a third of a generator's time.
@@ -99,8 +100,8 @@ class EndingWithClient:
 
 
 class Connection(HttpToolsProtocol):
-    """One HTTP connection. It may be idle for `idle_seconds` before each request; a request's
-    headers may take just as long in total.
+    """HTTP connection with limits on its silence and its headers. It may be idle for `idle_seconds`
+    before each request; a request's headers may take just as long in total.
     """
 
     limits: Limits
@@ -122,6 +123,7 @@ class Connection(HttpToolsProtocol):
         self._self = ref(self)
         self.metrics.connections = len(self.connections)
         self._wait()
+        # Accepted first and then closed: the kernel's backlog would otherwise keep it waiting.
         if len(self.connections) > self.limits.connections:
             transport.close()
 
@@ -148,6 +150,7 @@ class Connection(HttpToolsProtocol):
         if self._marks != before or not self._is_in_head:
             self._head = 0
         else:
+            # A client that sends an endless header must not fill the memory.
             self._head += len(data)
             if self._head > MAX_HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response("Headers too large.")
@@ -162,11 +165,13 @@ class Connection(HttpToolsProtocol):
         if self.cycle is not before:  # a request that the application is asked for
             self.arrivals.come()
         self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[literal-required]  # ours
+        # Weak references: the cycle holds the scope, and a strong one would leave both to the
+        # garbage collector.
         self.scope[CYCLE_KEY] = ref(self.cycle)  # type: ignore[literal-required]
         self.scope[CONNECTION_KEY] = self._self  # type: ignore[literal-required]
 
     def on_message_complete(self) -> None:
-        """Note that the body is complete."""
+        """Record that the body is complete."""
         super().on_message_complete()
         self._is_in_head = True
         self._marks += 1

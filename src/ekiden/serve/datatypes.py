@@ -20,7 +20,7 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """The names and encodings of a datatype."""
+    """Datatype of the protocol: its names and encodings."""
 
     name: str
     """As the protocol calls it."""
@@ -177,7 +177,9 @@ def text_array(name: str, texts: Sequence[bytes], shape: Sequence[int]) -> Array
 
 
 def _texts(name: str, data: bytes | memoryview, count: int) -> Array:
-    """Parse texts that are each prefixed with a 4-byte length. Raises RequestError."""
+    """Split texts that are each prefixed with a 4-byte little-endian length. Raises
+    RequestError.
+    """
     texts: list[bytes] = []
     at, view = 0, memoryview(data)
     while at + 4 <= len(view) and len(texts) < count:

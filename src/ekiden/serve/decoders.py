@@ -16,7 +16,7 @@ __all__ = ["DecoderAnswer", "DecoderText", "open_decoder"]
 
 
 class DecoderAnswer:
-    """A decoder's `TextAnswer`."""
+    """Answer of a decoder, as `TextAnswer`."""
 
     def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, stream: llm.Stream) -> None:
         self._loop, self._stream = loop, stream
@@ -24,11 +24,13 @@ class DecoderAnswer:
         self.prompt = len(stream.prompt)
 
     def start(self, deadline: float, deliver: Callable[[Update], None]) -> None:
-        """See `TextAnswer`."""
+        """Start the generation; see `TextAnswer`."""
         self._loop.add(self._stream, deliver, deadline)
 
     def pieces(self, delivered: Update) -> list[Piece]:
-        """See `TextAnswer`. Raises RequestError at the deadline, RunError where a step failed."""
+        """Return the delivered pieces; see `TextAnswer`. Raises RequestError at the deadline,
+        RunError where a step failed.
+        """
         pieces: list[Piece] = []
         for token in delivered.tokens:
             text = self._texts.add(token)
@@ -47,13 +49,13 @@ class DecoderAnswer:
         return [*pieces, Piece(self._texts.rest(), 0, delivered.finish)]
 
     def cancel(self) -> None:
-        """See `TextAnswer`."""
+        """Cancel the generation; see `TextAnswer`."""
         self._loop.cancel(self._stream)
 
 
 class DecoderText:
-    """A decoder as a `TextModel` and `TextEngine`: concurrent answers share the model's engine,
-    whose loop makes each step for all of them.
+    """Decoder as a `TextModel` and `TextEngine`: concurrent answers share the model's generation
+    engine, whose loop makes each step for all of them.
     """
 
     def __init__(self, model: llm.Model) -> None:
@@ -67,7 +69,7 @@ class DecoderText:
         self._loop: EngineLoop | None = None
 
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> DecoderAnswer:
-        """See `TextEngine`."""
+        """Create the answer to a conversation; see `TextEngine`."""
         tokens = self._prompt(messages)
         stream = self._model.engine.prepare(tokens, self._sampling(len(tokens), sampling))
         with self._lock:
@@ -77,7 +79,7 @@ class DecoderText:
         return DecoderAnswer(self._loop, self._model.tokenizer, stream)
 
     def close(self) -> None:
-        """See `TextEngine`."""
+        """End all answers; see `TextEngine`."""
         with self._lock:
             if self._loop is not None:
                 self._loop.close()

@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 
 
 class Engine:
-    """A server's models, and everything its protocols share."""
+    """Protocol-independent serving engine: models, sequences, metrics, and draining at shutdown."""
 
     def __init__(self, folder: Path, config: ServerConfig) -> None:
         self.config = config
@@ -149,8 +149,8 @@ class Engine:
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     def enter(self) -> None:
-        """Register the beginning of a request, whose `leave` shutdown waits for. Raises
-        RequestError if the server is stopping.
+        """Register the start of a request; shutdown waits for its `leave`. Raises RequestError if
+        the server is stopping.
         """
         if self.is_stopping:
             raise RequestError("the server stops", "stopping", 1.0)
@@ -164,12 +164,13 @@ class Engine:
             self._idle.set()
 
     async def drain(self) -> bool:
-        """Refuse new requests and wait for those in flight, up to the configured limit; then answer
-        what is left by an error. Whether all have ended by themselves.
+        """Refuse new requests and wait for those in flight, up to the configured limit; then fail
+        the remaining ones. Whether all have ended by themselves.
         """
         self.is_stopping = True
         if await self._is_idle_within(self.config.limits.stop_seconds):
             return True
+        # Waiting clients get an error now instead of a closed connection later.
         self.repository.runners.give_up(RequestError("the server stops", "stopping", 1.0))
         await self._is_idle_within(1.0)
         return False
@@ -183,7 +184,8 @@ class Engine:
         return True
 
     async def counted(self, model: str, call: Callable[[], Awaitable[Result]]) -> Result:
-        """Run a request with its metrics and span; every error becomes a RequestError."""
+        """Run a request with metrics and a span; every error becomes a RequestError."""
+        # Unknown names must not become metric labels: clients could create any number of them.
         known_model = model if model in self.repository.models else ""
         started = time.perf_counter()
         reason = "ok"
@@ -208,7 +210,7 @@ class Engine:
             self.log.request(known_model, reason, seconds)
 
     def _report(self, model: str, reason: str, error: BaseException) -> None:
-        """Log a request that failed by the server's fault: of what class, where, and no data."""
+        """Log a request that failed on the server's side: the error's class and place, no data."""
         if reason == "failed":
             self.log.failure(model, error)
 
@@ -263,6 +265,7 @@ class Engine:
         match the signature, or the outputs would exceed the answer limit.
         """
         arrays = request.arrange(version.signature)
+        # Checked before the run: an answer that is too large would waste it.
         size = version.answer_bytes(arrays)
         if size > self.config.limits.answer_bytes and request.outputs:
             names = {output.name for output in request.outputs}
@@ -288,6 +291,7 @@ class Engine:
         deadline = _deadline(version, request)
         try:
             arrays = self._arrange(request, version)
+            # Steps of one sequence run in order; their state is passed from one to the next.
             async with live.lock:
                 outputs = await version.run(
                     arrays, deadline=deadline, run=live.session.run,

@@ -31,14 +31,14 @@ class PieceSource(Protocol):
     prompt: int
 
     async def next(self) -> list[Piece]:
-        """Return the next pieces; none where the answer is over."""
+        """Return the next pieces; an empty list once the answer is over."""
 
     def close(self) -> None:
         """End the answer."""
 
 
 class EngineSource:
-    """An answer from a model with its own loop."""
+    """Source of the pieces of an answer from a model with its own loop."""
 
     def __init__(self, answer: TextAnswer, deadline: float) -> None:
         """Begin the answer."""
@@ -54,19 +54,19 @@ class EngineSource:
         answer.start(deadline, deliver)
 
     async def next(self) -> list[Piece]:
-        """See `Source`."""
+        """Return the next pieces; see `PieceSource`."""
         while True:
             pieces = self._answer.pieces(await self._queue.get())
             if pieces:
                 return pieces
 
     def close(self) -> None:
-        """See `Source`."""
+        """End the answer; see `PieceSource`."""
         self._answer.cancel()
 
 
 class IteratorSource:
-    """An answer from a model that is an iterator, used by one thread at a time."""
+    """Source of the pieces of an answer from an iterator, which one thread uses at a time."""
 
     def __init__(self, pool: ThreadPoolExecutor, model: TextModel) -> None:
         self._pool, self._model = pool, model
@@ -76,12 +76,12 @@ class IteratorSource:
         self.prompt = 0
 
     async def begin(self, messages: Sequence[Message], sampling: Sampling) -> None:
-        """Begin the answer."""
+        """Start the answer."""
         self.prompt = await self._call(lambda: self._model.prompt_tokens(messages))
         self._iterator = await self._call(lambda: iter(self._model.generate(messages, sampling)))
 
     async def next(self) -> list[Piece]:
-        """See `Source`."""
+        """Return the next pieces; see `PieceSource`."""
         iterator = self._iterator
         assert iterator is not None
         piece = await self._call(lambda: next(iterator, None))
@@ -92,7 +92,9 @@ class IteratorSource:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """See `Source`. A call under way has the iterator: it is closed when that ends."""
+        """End the answer; see `PieceSource`. A call under way has the iterator: it is closed when
+        that ends.
+        """
         pending = self._pending
         if pending is not None and not pending.done():
             # A generator must not be closed while another thread is inside it.
@@ -112,7 +114,7 @@ class IteratorSource:
 
 
 class Generation:
-    """One answer in progress: its slot, deadline, token counts and pieces."""
+    """Answer in generation: its slot, deadline, token counts and pieces."""
 
     def __init__(self, engine: Engine, name: str, version: Version, sampling: Sampling) -> None:
         self._engine, self._name, self._version = engine, name, version
@@ -129,7 +131,7 @@ class Generation:
     async def begin(
         cls, engine: Engine, name: str, messages: Sequence[Message], sampling: Sampling
     ) -> Generation:
-        """Begin an answer. Raises RequestError for a model that is no text model, too many answers
+        """Start an answer. Raises RequestError for a model that is no text model, too many answers
         in progress, or a conversation that the model refuses.
         """
         model = engine.repository.get(name)
@@ -137,6 +139,7 @@ class Generation:
         text = version.program.text
         if text is None:
             raise RequestError(f"model '{name}' is none of text: ask for /v2/models/{name}/infer")
+        # An answer holds its slot for its whole duration, so the queue bounds concurrent answers.
         if version.users >= version.config.queue:
             raise RequestError(f"{version.users} answers are under way already", "busy", 1.0)
         generation = cls(engine, name, version, sampling)
@@ -167,6 +170,7 @@ class Generation:
 
     def close(self) -> None:
         """Release the slot, and end the answer."""
+        # Idempotent: the stream and an error handler may both close it.
         if not self._is_open:
             return
         self._is_open = False
@@ -201,6 +205,7 @@ class Generation:
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield the pieces of the answer, cut before a stop text."""
         assert self._source is not None
+        # A stop text may span pieces, so its possible beginnings are held back.
         held = StopFilter(self._sampling.stop)
         is_over = False
         while not (held.has_stopped or is_over):
@@ -220,7 +225,7 @@ class Generation:
             yield Piece(text, 0)
 
     def _finish_of(self, piece: Piece) -> str:
-        """Return why a piece is the last; empty if it is not."""
+        """Return the finish reason of a piece ("stop", "length"); empty if it is not the last."""
         max_tokens = self._sampling.max_tokens
         if piece.finish:
             return piece.finish

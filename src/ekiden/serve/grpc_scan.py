@@ -1,4 +1,5 @@
-"""Splitting of long gRPC messages before they are parsed: what is small, and the tensors as bytes.
+"""Split long gRPC messages before they are parsed: the skeleton without tensors, and the tensors as
+bytes.
 
 The library of protobuf makes an object of a field of two bytes, and holds Python's lock until it is
 done. So tensors are taken out of long requests here, by the wire format of protobuf
@@ -48,6 +49,7 @@ def is_brief_message(data: bytes) -> bool:
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
     """Return a varint and the position after it."""
     value = 0
+    # A 64-bit varint has at most 10 bytes (protobuf encoding).
     for shift in range(0, 70, 7):
         if at >= len(data):
             break
@@ -72,6 +74,7 @@ def fields_of(data: memoryview) -> Iterator[Field]:
             size = read_varint(data, at)[1] - at
         else:
             size = {WIRE_FIXED64: 8, WIRE_FIXED32: 4}.get(kind, -1)
+        # Field number 0 and group wire types are invalid; sizes come from the client.
         if tag >> 3 == 0 or size < 0 or at + size > len(data):
             raise RequestError("the message is no ModelInferRequest")
         yield tag >> 3, kind, begin, at, at + size
@@ -79,7 +82,7 @@ def fields_of(data: memoryview) -> Iterator[Field]:
 
 
 class Contents:
-    """The typed values of an input, as serialized bytes."""
+    """Typed values of an input, as serialised bytes of packed fields."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -122,6 +125,7 @@ def _numbers(kind: Datatype, payload: memoryview) -> Iterator[npt.NDArray[Any]]:
     at = 0
     while at < len(payload):
         give_turn()
+        # In chunks, because masks and 64-bit shifts take many times the bytes of their input.
         codes = np.frombuffer(payload[at : at + PIECE_BYTES], np.uint8)
         ends = np.flatnonzero(codes < 128)
         if not len(ends):
@@ -138,6 +142,7 @@ def _varints(codes: npt.NDArray[np.uint8], ends: npt.NDArray[Any]) -> npt.NDArra
     sizes = ends - begins + 1
     if int(sizes.max()) > 10:
         raise RequestError("the message is no ModelInferRequest")
+    # All varints of a chunk are decoded by array operations, without a Python loop per number.
     shifts = (np.arange(len(codes)) - np.repeat(begins, sizes)) * 7
     shifted = (codes & 127).astype(np.uint64) << shifts.astype(np.uint64)
     return np.add.reduceat(shifted, begins)
@@ -183,6 +188,7 @@ def split_request(data: bytes) -> tuple[bytes, list[memoryview], list[Contents |
             contents.append(values)
             skeleton.append(field_bytes(INPUTS_FIELD, input_skeleton))
             fields += count
+        # A field larger than the whole bound is not copied before it is refused.
         elif end - begin <= MAX_SKELETON_BYTES:
             skeleton.append(bytes(view[begin:end]))
         else:

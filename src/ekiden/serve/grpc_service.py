@@ -42,7 +42,7 @@ Method = Callable[[Any, Context], Awaitable[Any]]
 
 
 class Service:
-    """The service's methods, each from a message and its context to a message."""
+    """Methods of the gRPC service, each from a message and its context to a message."""
 
     def __init__(self, engine: Engine, tokens: Tokens) -> None:
         self._engine, self._tokens = engine, tokens
@@ -59,8 +59,8 @@ class Service:
         method: Method = getattr(self, f"_{name}", _no_method)
 
         async def call(data: bytes, context: Context) -> bytes:
-            """Answer one request: check the token, parse, answer. A refusal ends the call with a
-            status; the server's own failures are also logged.
+            """Handle one call: check the token, parse the message, run the method. A refusal ends
+            the call with a status; the server's own failures are also logged.
             """
             try:
                 if name not in OPEN_METHODS:
@@ -81,7 +81,7 @@ class Service:
         return grpc.unary_unary_rpc_method_handler(call)
 
     def _enter(self, context: Context) -> None:
-        """Check the token, and keep the parent of spans. Raises RequestError."""
+        """Check the token, and record the parent of spans. Raises RequestError."""
         metadata = dict(context.invocation_metadata() or ())
         self._tokens.check(_authorization(context))
         PARENT_CONTEXT.set(str(metadata.get("traceparent", "")))
@@ -93,7 +93,7 @@ class Service:
         await context.abort(getattr(grpc.StatusCode, row.grpc), str(error), trailing)
 
     async def _infer(self, data: bytes, context: Context) -> bytes:
-        """Answer a request, both as bytes. Raises RequestError."""
+        """Run an inference request from and to serialised messages. Raises RequestError."""
         engine, limits = self._engine, self._engine.config.limits
 
         def read() -> InferRequest:
@@ -172,7 +172,7 @@ class Service:
         return message("RepositoryModelUnloadResponse")
 
     def _check_control(self, request: Proto, context: Context, allowed: dict[str, object]) -> None:
-        """Raises RequestError without a control token, or for unsupported parameters."""
+        """Raise RequestError without a control token, or for unsupported parameters."""
         self._tokens.check_control(_authorization(context))
         for name, value in request.parameters.items():
             field = value.WhichOneof("parameter_choice")

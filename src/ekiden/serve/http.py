@@ -91,7 +91,7 @@ async def read_body(
 
 
 class PiecesResponse(Response):
-    """A response of known size, sent in chunks as its client reads it."""
+    """Response of known size, sent in chunks as its client reads it."""
 
     def __init__(
         self, pieces: Sequence[bytes | memoryview], media_type: str, headers: dict[str, str]
@@ -113,7 +113,7 @@ class PiecesResponse(Response):
 
 
 class Application:
-    """The ASGI application that uvicorn calls for each request."""
+    """ASGI application that uvicorn calls for each request."""
 
     def __init__(self, engine: Engine, tokens: Tokens) -> None:
         self._engine, self._tokens = engine, tokens
@@ -221,7 +221,7 @@ class Application:
         return Response(b"".join(pieces), media_type=kind, headers=headers)
 
     async def _read_infer(self, request: Request) -> InferRequest:
-        """Parse the request of a body, dropping all other references to it."""
+        """Parse the request in a body, and drop all other references to the body."""
         body = await self._body(request)
         header = request.scope[HEADERS_KEY].get(_HEADER_LENGTH, b"").decode("latin-1")
         model, version = request.path_params["model"], request.path_params.get("version", "")
@@ -284,7 +284,7 @@ class Application:
     def _check_control(
         self, request: Request, body: bytes | bytearray, allowed: dict[str, object]
     ) -> None:
-        """Raises RequestError without a control token, for a content type that pages may send
+        """Raise RequestError without a control token, for a content type that pages may send
         without preflight, and for unsupported parameters.
         """
         self._tokens.check_control(request.headers.get("authorization", "").encode("latin-1"))
@@ -329,13 +329,11 @@ def error_response(error: RequestError, is_openai: bool) -> Response:
 
 
 class SlowReaderError(Exception):
-    """Raised when a client does not read its answer."""
+    """Exception for a client that does not read its answer."""
 
 
 class GuardedSend:
-    """An ASGI `send` with a time limit for slow clients, which also records whether an answer has
-    begun.
-    """
+    """ASGI `send` with a time limit for slow clients, which records whether an answer has begun."""
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds

@@ -51,7 +51,7 @@ _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = b"[]{}"
 
 @dataclass(slots=True)
 class Marks:
-    """The brackets and commas of a chunk that stand outside strings."""
+    """Structural characters of a chunk: brackets and commas outside of strings."""
 
     opens: npt.NDArray[np.bool_]
     closes: npt.NDArray[np.bool_]
@@ -62,7 +62,7 @@ class Marks:
 
 @dataclass(slots=True)
 class TextState:
-    """The state at the start of a chunk: inside a string or not, after a backslash or not."""
+    """Scanner state at the start of a chunk: inside a string, after a backslash."""
 
     is_inside: int = 0
     is_escaped: bool = False
@@ -96,7 +96,7 @@ def pieces_of(data: memoryview) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(slots=True)
 class _Scan:
-    """What has been seen of a body so far."""
+    """State of the scan of a JSON body."""
 
     depth: int = 0
     values: int = 0
@@ -115,16 +115,18 @@ class _Scan:
         depths = np.cumsum(steps) + self.depth
         if len(depths) and (int(depths.max()) > MAX_DEPTH or int(depths.min()) < 0):
             raise RequestError(f"the body is no JSON of at most {MAX_DEPTH} levels")
+        # An upper bound of the number of values, without parsing any.
         counts = np.cumsum(marks.opens | marks.commas) + self.values
         if takes_arrays:
             self._note_arrays(start, marks, depths, counts)
         self.depth, self.values = int(depths[-1]), int(counts[-1])
 
     def _note_arrays(self, start: int, marks: Marks, depths: Integers, counts: Integers) -> None:
-        """Note where tensors begin and end."""
+        """Record where the arrays of tensors begin and end."""
         begins = marks.opens & (marks.codes == _OPEN_LIST) & (depths == TENSOR_DEPTH)
         ends = marks.closes & (marks.codes == _CLOSE_LIST) & (depths == TENSOR_DEPTH - 1)
         positions = np.flatnonzero(begins | ends)
+        # Each position costs Python time below, so their number is bounded first.
         if len(positions) > MAX_VALUES:
             raise RequestError("the body has too many arrays", "too_large")
         for position in positions.tolist():
@@ -141,7 +143,7 @@ class _Scan:
         self.begin = -1
 
     def check(self, scanned: int) -> None:
-        """Raises RequestError ("too_large") if there is too much outside long arrays."""
+        """Raise RequestError ("too_large") if there is too much outside of long arrays."""
         values, skipped = self.left_out, self.skipped_bytes
         if self.begin >= 0 and scanned - self.begin > PIECE_BYTES:
             values += self.values - self.values_at_begin
@@ -157,7 +159,7 @@ class _Scan:
 
 
 class LongArrays:
-    """The long arrays of a request, replaced in its JSON by unguessable strings."""
+    """Long arrays of a request, each replaced in the JSON by an unguessable string."""
 
     def __init__(self, data: memoryview, spans: list[tuple[int, int]]) -> None:
         self._mark = secrets.token_hex(16)
@@ -171,7 +173,7 @@ class LongArrays:
         return list(self._left)
 
     def take(self, value: object) -> memoryview | None:
-        """Return the array that a JSON value stands for, once; None where it is another value."""
+        """Return the array that a JSON value stands for, once; None for other values."""
         return self._left.pop(value, None) if isinstance(value, str) else None
 
 
@@ -182,6 +184,7 @@ def load_bounded(data: memoryview) -> tuple[dict[str, Any], LongArrays]:
     scan, texts = _Scan(), TextState()
     for start, piece in pieces_of(data):
         scan.add(start, marks_of(piece, texts), takes_arrays=True)
+        # After each chunk: an oversized body is refused before all of it has been scanned.
         scan.check(start + len(piece))
     arrays = LongArrays(data, scan.arrays)
     chunks: list[bytes | memoryview] = []
@@ -189,12 +192,13 @@ def load_bounded(data: memoryview) -> tuple[dict[str, Any], LongArrays]:
     for name, (begin, end) in zip(arrays.names, scan.arrays, strict=True):
         chunks += [data[at:begin], b'"', name.encode(), b'"']
         at = end
+    # The skeleton is small, so parsing it holds the interpreter lock only briefly.
     value = parse_object(b"".join([*chunks, data[at:]]))
     return value, arrays
 
 
 def check_values(data: bytes | bytearray | memoryview, values: int) -> None:
-    """Raises RequestError for JSON that is too deep or may have more values than allowed."""
+    """Raise RequestError for JSON that is too deep or may have more values than allowed."""
     scan, texts = _Scan(), TextState()
     for start, piece in pieces_of(memoryview(data)):
         scan.add(start, marks_of(piece, texts), takes_arrays=False)
@@ -203,7 +207,7 @@ def check_values(data: bytes | bytearray | memoryview, values: int) -> None:
 
 
 def read_json(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Parse the object of a body; of any size, but not of any number of values.
+    """Parse the object of a body, whose size is unbounded but whose number of values is not.
 
     Raises RequestError for what is none, too deep, or has too many values.
     """

@@ -92,7 +92,7 @@ def parsed_values(piece: bytes, marks: Marks) -> list[Any]:
 
 
 class Nesting:
-    """The required nesting of an array's brackets: none, or as its shape says.
+    """Checker of the nesting of an array's brackets: flat, or as its shape requires.
 
     Before the comma behind value i, in an array of the sizes (..., c, b, a), there are as many
     closed brackets as i is multiples of a, of a b, and so on, and as many more open ones.

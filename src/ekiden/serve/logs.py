@@ -20,8 +20,8 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
 class Log:
-    """The log. A line that cannot be written is dropped, so that requests do not fail because of
-    it.
+    """Log of JSON lines on standard error. A line that cannot be written is dropped, so that
+    requests do not fail because of it.
     """
 
     def __init__(self, level: str = "info", stream: TextIO | None = None) -> None:
@@ -60,7 +60,7 @@ class Log:
 
 
 class LogForwarder(logging.Handler):
-    """A handler that forwards library logs: only the logger and severity, not the message."""
+    """Log handler that forwards library logs: only the logger and severity, not the message."""
 
     def __init__(self, log: Log) -> None:
         super().__init__(logging.WARNING)

@@ -29,7 +29,7 @@ _ROWS_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Histogram:
-    """A histogram of values by model."""
+    """Histogram of values by model."""
 
     def __init__(self, name: str, meaning: str, bounds: tuple[float, ...]) -> None:
         self._name, self._meaning, self._bounds = name, meaning, bounds
@@ -56,7 +56,7 @@ class Histogram:
 
 
 class Metrics:
-    """The metrics of one server, used on the event loop's thread only."""
+    """Metrics of one server, used only on the thread of the event loop."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -117,7 +117,7 @@ class Metrics:
         yield from self._now()
 
     def _now(self) -> Iterator[Metric]:
-        """Yield the metrics read on demand: connections, queues, sequences, memory."""
+        """Yield the gauges read on demand: connections, queues, sequences, memory."""
         yield GaugeMetricFamily(
             "ekiden_connections", "Open connections of HTTP", value=self.connections
         )

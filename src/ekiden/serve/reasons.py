@@ -20,7 +20,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One way in which a request ends without a result."""
+    """Reason why a request ends without a result, with its status in each protocol."""
 
     name: str
     http: int

@@ -45,7 +45,7 @@ MAX_KNOWN_SHAPES = 256
 
 
 class State(Enum):
-    """The state of a version, in the protocol's terms."""
+    """State of a version, in the protocol's terms."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -59,7 +59,7 @@ Stamp = tuple[str, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The contents of a version's file, independent of the event loop."""
+    """Program of a version's file, independent of the event loop."""
 
     executable: Executable | None
     signature: Signature
@@ -74,7 +74,7 @@ class Program:
 
 @dataclass(eq=False)
 class Version:
-    """A loaded version, kept as long as it has users."""
+    """Loaded version of a model, kept while it has users."""
 
     number: int
     stamp: Stamp
@@ -101,16 +101,17 @@ class Version:
         size = self._answer_sizes.get(shapes)
         if size is None:
             size = self.signature.least_output_bytes(arrays)
+            # Bounded, because clients choose the shapes.
             if len(self._answer_sizes) < MAX_KNOWN_SHAPES:
                 self._answer_sizes[shapes] = size
         return size
 
     def hold(self) -> None:
-        """Add a user."""
+        """Add a user, which keeps the version loaded."""
         self.users += 1
 
     def release(self) -> None:
-        """Remove a user; the last one of a retired version ends it."""
+        """Remove a user; the last user of a retired version unloads it."""
         self.users -= 1
         self._end_if_free()
 
@@ -146,6 +147,7 @@ class Version:
         Raises RequestError: "busy" if too many requests wait, "deadline" if the time is over.
         """
         loop = self.batcher.loop
+        # Steps of a sequence depend on their own state and are never batched.
         key = self.signature.key(arrays) if run is None else None
         rows = 1 if key is None else len(arrays[0])
         work = Work(
@@ -173,7 +175,7 @@ def _expire(work: Work) -> None:
 
 @dataclass(eq=False)
 class Model:
-    """A name in the repository, and what is loaded under it."""
+    """Served model: a name in the repository, and the versions loaded under it."""
 
     name: str
     path: Path
@@ -226,7 +228,9 @@ def _is_number(text: str) -> bool:
 
 
 class Repository:
-    """The models of a folder. Used on the event loop's thread; files are read on others."""
+    """Models of a folder, loaded, replaced and unloaded while requests run. Used on the event
+    loop's thread; files are read on others.
+    """
 
     def __init__(
         self,
@@ -285,14 +289,15 @@ class Repository:
         self._swap(model, {1: self._version(model, 1, ("", 0, 0, 0), program)})
 
     async def load(self, name: str) -> None:
-        """Load a model from the folder, replacing what is loaded; requests that run go on with what
-        they began with. Raises RequestError where it cannot; then all is as it was.
+        """Load a model from the folder and replace the loaded one; running requests finish with the
+        version they started with. Raises RequestError where it cannot; then all is as it was.
         """
         try:
             self.scan()
         except LoadError as error:
             raise RequestError(f"load '{name}': {error}", "unprocessable") from error
         model = self.get(name)
+        # One load at a time: two would build the same version twice.
         async with model.lock:
             try:
                 await self._load(model)
@@ -318,6 +323,7 @@ class Repository:
                 model.states[number] = (State.LOADING, "")
             started = time.perf_counter()
             try:
+                # Compiling takes seconds to minutes, in which the loop must answer other requests.
                 program = await asyncio.to_thread(read_program, path, config)
             except EkidenError as error:
                 if number not in model.versions:
@@ -357,6 +363,7 @@ class Repository:
 
     def _swap(self, model: Model, new_versions: dict[int, Version]) -> None:
         """Switch new requests to these versions."""
+        # New requests see the new versions at once; old ones end with their last user.
         old, model.versions = model.versions, new_versions
         model.states = dict.fromkeys(new_versions, (State.READY, ""))
         for number, version in old.items():
@@ -374,7 +381,7 @@ class Repository:
             self._on_event("unloaded", model=model.name, version=number)
 
     async def unload(self, name: str) -> None:
-        """Refuse new requests for a model; those that run end as they would."""
+        """Refuse new requests for a model; running ones finish."""
         model = self.get(name)
         async with model.lock:
             for key, _ in model.sequences.items():
@@ -391,7 +398,7 @@ class Repository:
         self.runners.close()
 
     async def poll(self) -> None:
-        """Load what is new or changed in the folder, and unload what is gone."""
+        """Load models that are new or changed in the folder, and unload those that are gone."""
         names = self.scan()
         for name, model in list(self.models.items()):
             # A model added by add_text has no file and is never unloaded here.
@@ -422,6 +429,7 @@ def stamp_of(path: Path) -> Stamp:
         stat = path.stat()
     except OSError as error:
         raise LoadError(f"load '{path}': {(error.strerror or '').lower()}") from None
+    # The inode changes when a file is replaced by rename, even within the resolution of mtime.
     return (str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
@@ -470,6 +478,7 @@ def read_program(path: Path, config: ModelConfig) -> Program:
         executable.num_threads = config.threads
     full_signature = read_signature(executable, str(path))
     signature, maker = session_maker(executable, full_signature, config.sequences.state, str(path))
+    # Batching is enabled only for programs that were shown to treat rows independently.
     if signature.batch and (
         maker is not None
         or not config.batching.enabled

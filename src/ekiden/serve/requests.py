@@ -56,7 +56,7 @@ class RequestedOutput:
 
 @dataclass(slots=True)
 class InferRequest:
-    """A request with its tensors."""
+    """Inference request with its tensors."""
 
     model: str
     version: str = ""
@@ -96,7 +96,7 @@ class InferRequest:
 
 @dataclass(slots=True)
 class InferResponse:
-    """An answer with all outputs, in the program's order."""
+    """Inference response with all outputs, in the program's order."""
 
     model: str
     version: str
@@ -113,7 +113,7 @@ class InferResponse:
 
 
 def check_answer(request: InferRequest, response: InferResponse, max_bytes: int) -> None:
-    """Raises RequestError ("too_large") for an answer whose tensors exceed `max_bytes`."""
+    """Raise RequestError ("too_large") for an answer whose tensors exceed `max_bytes`."""
     size = 0
     for array in response.outputs:  # nearly always little, whichever are asked for
         size += max_bytes if array.dtype == object else array.nbytes

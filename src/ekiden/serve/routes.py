@@ -19,8 +19,8 @@ READ_METHODS = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path, its methods and endpoint. A segment in braces matches any text, stored under its name
-    in `Request.path_params`.
+    """Route: a path pattern, its methods and its endpoint. A segment in braces matches any text,
+    stored under its name in `Request.path_params`.
     """
 
     path: str
@@ -29,7 +29,7 @@ class Route:
 
 
 class Routes:
-    """The routing table; a trailing slash makes no difference."""
+    """Routing table; a trailing slash makes no difference."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._by_length: dict[int, list[tuple[list[str], Route]]] = {}

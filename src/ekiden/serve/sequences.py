@@ -26,7 +26,7 @@ __all__ = ["ActiveSequence", "SequenceTable", "Session", "session_maker"]
 
 
 class Session(Protocol):
-    """The state of one sequence, and the runs that change it."""
+    """State of one sequence, and the runs that change it."""
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
         """Return the outputs of the next step. If it fails, the state is unchanged."""
@@ -39,26 +39,26 @@ class Session(Protocol):
 
 
 class StatefulSession:
-    """A session of a program that keeps its own state."""
+    """Session of a program that keeps its own state."""
 
     def __init__(self, executable: Executable) -> None:
         self._executable = executable.session()
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
-        """See `Session`."""
+        """Return the outputs of the next step; see `Session`."""
         return output_arrays(self._executable(*arrays, timeout=seconds))
 
     def values(self) -> dict[str, Array]:
-        """See `Session`."""
+        """Return the state by name; see `Session`."""
         return {name: value.numpy() for name, value in self._executable.state.items()}
 
     def restore(self, values: Mapping[str, Array]) -> None:
-        """See `Session`."""
+        """Continue from a saved state; see `Session`."""
         self._executable.set_state(values)
 
 
 class PairedSession:
-    """A session whose state is outputs fed back as inputs."""
+    """Session whose state is outputs that are fed back as inputs."""
 
     def __init__(
         self, executable: Executable, signature: Signature, pairs: Mapping[str, str]
@@ -67,7 +67,7 @@ class PairedSession:
         self._values: dict[str, Array] = {}
 
     def run(self, arrays: Sequence[Array], seconds: float) -> list[Array]:
-        """See `Session`."""
+        """Return the outputs of the next step; see `Session`."""
         request_inputs = iter(arrays)
         rows = len(arrays[0]) if arrays and arrays[0].ndim else 1
         feeds = [
@@ -89,12 +89,13 @@ class PairedSession:
         return self._values[port.name]
 
     def values(self) -> dict[str, Array]:
-        """See `Session`."""
+        """Return the state by name; see `Session`."""
         return dict(self._values)
 
     def restore(self, values: Mapping[str, Array]) -> None:
-        """See `Session`. Raises RequestError for a name or a type that the model's state does not
-        have."""
+        """Continue from a saved state; see `Session`. Raises RequestError for a name or a type that
+        the model's state does not have.
+        """
         for port in self._whole.inputs:
             if port.name not in self._pairs:
                 continue
@@ -132,7 +133,7 @@ def session_maker(
 
 @dataclass(slots=True)
 class ActiveSequence:
-    """A sequence that has begun."""
+    """Active sequence: its session, and the version that it holds."""
 
     session: Session
     version: object
@@ -155,7 +156,7 @@ class ActiveSequence:
 
 
 class SequenceTable:
-    """The sequences of one model by name."""
+    """Active sequences of one model by name."""
 
     def __init__(
         self, max_count: int, idle_seconds: float, on_end: Callable[[ActiveSequence], None]

@@ -37,7 +37,7 @@ GC_THRESHOLDS = (50_000, 20, 50)
 
 
 class Server:
-    """Serves the models of a folder from this process.
+    """Server of the models of a folder, in this process.
 
     server = Server("models", port=8000) server.run()                      # until SIGTERM or SIGINT
     """
@@ -68,7 +68,7 @@ class Server:
         self._texts[name] = model
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, and then until requests in flight have ended."""
+        """Serve until SIGTERM or SIGINT, then until requests in flight have ended."""
         self._has_process = True
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         raise_file_limit()
@@ -95,6 +95,7 @@ class Server:
         engine = self.engine = Engine(self.folder, self.config)
         logging.getLogger("uvicorn").handlers[:] = [LogForwarder(engine.log)]
         logging.getLogger("uvicorn").propagate = False
+        # Bound before anything is loaded: a port in use fails at once.
         listener = _listen(self.config.host, self.config.port)
         self.port = listener.getsockname()[1]
         http = self._http(engine)
@@ -144,6 +145,7 @@ class Server:
         has_drained = await engine.drain()
         if over_grpc is not None:
             await over_grpc.stop(0.0 if not has_drained else 1.0)
+        # After draining: the HTTP server would close connections whose requests still run.
         http.should_exit = True
         if not has_drained:
             http.config.timeout_graceful_shutdown = 1
@@ -162,6 +164,7 @@ class Server:
             with contextlib.suppress(RequestError):  # it is in the log and in the index
                 await engine.repository.load(name)
         engine.has_started = True
+        # Collection settings are global; a server embedded in a program must not change them.
         if self._has_process:
             reduce_gc()
         engine.log.write("info", "started", models=len(engine.repository.models))
@@ -176,6 +179,7 @@ class Server:
 
     def _http(self, engine: Engine) -> uvicorn.Server:
         limits = self.config.limits
+        # Forwarded headers and WebSockets are off: no client may set its address or upgrade.
         settings = uvicorn.Config(
             Application(engine, self._tokens), lifespan="off", log_config=None, access_log=False,
             server_header=False, proxy_headers=False, ws="none", backlog=4096,
@@ -201,7 +205,7 @@ class Stoppable(Protocol):
 
 
 class _HTTP(uvicorn.Server):
-    """uvicorn's server with signal handling left to ours."""
+    """Uvicorn server that leaves signal handling to ours."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -224,7 +228,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def reduce_gc() -> None:
     """Exclude everything loaded so far from garbage collection, and collect rarely: requests leave
-    next to no cycles, and a look at all objects is a pause of milliseconds for those under way.
+    next to no cycles, and a full collection pauses the loop for milliseconds.
     """
     gc.collect()
     gc.freeze()

@@ -38,7 +38,7 @@ class Program(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output."""
+    """Input or output of a model in the protocol's terms."""
 
     name: str
     datatype: Datatype
@@ -51,7 +51,7 @@ class Port:
         return [d if isinstance(d, int) else -1 for d in self.dims]
 
     def check(self, array: Array) -> None:
-        """Raises RequestError for another rank, or another size where it is fixed."""
+        """Raise RequestError for another rank, or another size where it is fixed."""
         fits = len(array.shape) == len(self.dims) and all(
             isinstance(want, str) or want == actual
             for want, actual in zip(self.dims, array.shape, strict=True)
@@ -64,7 +64,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs and outputs, and the symbol of the batch dimension they share."""
+    """Signature of a model: inputs, outputs, and the symbol of the batch dimension they share."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -86,8 +86,8 @@ class Signature:
         return arrays
 
     def least_output_bytes(self, arrays: Sequence[Array], names: Collection[str] = ()) -> int:
-        """Return the size of the outputs for such arrays, as far as the shapes determine it: sizes
-        that are known only by a run count 0. `names` are the outputs that count; none: all.
+        """Return a lower bound of the outputs' size in bytes, as far as the shapes determine it:
+        dimensions known only after a run count 0. `names` are the outputs that count; none: all.
         """
         sizes = {
             dim: size

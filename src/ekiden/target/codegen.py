@@ -65,6 +65,7 @@ def llvm_lookup_intrinsic_id(name: str) -> int:
     if not _INTRINSIC_NAME.fullmatch(name):
         return 0
     llvm_version_major()
+    # LLVM aborts the process on malformed intrinsic calls, so it parses in another one.
     command = fresh_python(_PARSE_CALL.replace("UNKNOWN", str(_UNKNOWN_INTRINSIC_STATUS)), name)
     parsing = subprocess.run(command, capture_output=True, timeout=_PARSE_LIMIT_S, check=False)
     if parsing.returncode == _UNKNOWN_INTRINSIC_STATUS:

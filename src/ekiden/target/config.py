@@ -67,6 +67,7 @@ def _options(words: Sequence[str]) -> Config:
             if name in options:
                 raise CompileError(f"target: option -{name} is given twice, in {' '.join(words)!r}")
             options[name] = value if equals else True
+        # The value may also be the next word: `-name value`.
         elif name and options[name] is True:
             options[name] = word
         else:

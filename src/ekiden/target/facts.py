@@ -43,7 +43,7 @@ OptionValues = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """The processor facts of a target before overrides."""
+    """Facts of a machine, before overrides by options."""
 
     processor: str
     architecture: str
@@ -60,6 +60,7 @@ def host() -> MachineFacts:
     present = probe.features_of(probe.own_flags(arch), arch)
     processor, core = probe.processor_of(info, arch, present)
     extra = probe.extra_features(processor, present)
+    # Hypervisors report cache sizes of the whole socket to guests.
     data_caches = probe.caches(core, is_guest="hypervisor" in info.get("flags", ""))
     return MachineFacts(processor.name, arch, extra, core, data_caches)
 
@@ -124,6 +125,7 @@ def _machine(options: OptionValues, triple: str | None) -> MachineFacts:
     if tune is None:
         return machine
     tuned = host() if tune == "native" else _row(processor_named(str(tune)))
+    # -mtune changes the cost model only, not the instructions.
     return replace(machine, core=tuned.core, caches=tuned.caches)
 
 
@@ -155,8 +157,8 @@ def resolve(options: OptionValues, base_cores: int | None = None) -> dict[str, o
 
 
 def _check_width(bits: int, own: int, processor: str, *, is_scalable: bool) -> None:
-    """Raises CompileError if a vector width exceeds every register: instructions of a width that
-    the processor lacks would be asked for.
+    """Raise CompileError if a vector width exceeds every register: code would ask for instructions
+    that the processor lacks.
     """
     if bits & (bits - 1):
         raise CompileError(f"target: option -vector-bits must be a power of two, got {bits}")
@@ -257,8 +259,8 @@ def _caches(options: OptionValues, base_caches: Sequence[Cache], first: float) -
 
 
 def _check_levels(options: OptionValues, count: int) -> None:
-    """Raises CompileError for a processor without an L1 cache, which no kernel model supports, and
-    for a level that is specified behind a missing one.
+    """Raise CompileError for a processor without an L1 cache, which no kernel model supports, and
+    for a cache level behind a missing one.
     """
     if count == 0:
         raise CompileError(f"target: option -l1 must be above 0, got {str(options['l1'])!r}")

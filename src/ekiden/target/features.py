@@ -19,7 +19,7 @@ POINTER_BYTES = {X86: 8, ARM: 8, RISCV: 8, ARMV7: 4, WASM: 4, CORTEX_M: 4}
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """An instruction-set extension that a processor may have."""
+    """Instruction-set extension that a processor may have."""
 
     name: str
     """LLVM's name."""
@@ -178,6 +178,7 @@ def closure(architecture: str, names: Iterable[str]) -> frozenset[str]:
         if not name.startswith("-"):
             enabled |= _implied_features(architecture, name.removeprefix("+"))
         else:
+            # Removing a feature removes every feature that implies it.
             enabled = {f for f in enabled if name[1:] not in _implied_features(architecture, f)}
     return frozenset(enabled)
 
@@ -271,6 +272,7 @@ def unused_features(architecture: str) -> frozenset[str]:
     for ability, alternatives in ABILITIES.items():
         for name in " ".join(alternatives.get(architecture, ())).split():
             serving[ability in UNUSED_ABILITIES] |= _implied_features(architecture, name)
+    # A feature that a used ability needs as well counts as used.
     alone = serving[True] - serving[False]
     return frozenset(
         f for f in names_of(architecture) if alone & _implied_features(architecture, f)

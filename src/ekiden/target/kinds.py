@@ -63,7 +63,7 @@ class TargetKind:
 
     @property
     def default_device_type(self) -> int:
-        """TVM's name of `device_type`."""
+        """Return TVM's name of `device_type`."""
         return self.device_type
 
     def can_use(self, ability: str) -> bool:
@@ -84,7 +84,7 @@ class TargetKind:
 
     @property
     def options(self) -> dict[str, str]:
-        """Name of an option -> name of its type (TVM's face)."""
+        """Return the type names of the options by name (TVM's face)."""
         names = {int: "int", bool: "bool", str: "str"}
         return {name: names.get(o.type, "list") for name, o in self.option_table.items()}
 

@@ -40,6 +40,7 @@ def read_cpuinfo(text: str | None = None) -> dict[str, str]:
     if text is None:
         text = _text("/proc/cpuinfo")
     entry: dict[str, str] = {}
+    # The first processor's block stands for all.
     for line in text.split("\n\n", 1)[0].splitlines():
         key, _, value = line.partition(":")
         entry[key.strip()] = value.strip()
@@ -105,6 +106,7 @@ def processor_of(
         return len(closure(arch, processor.features)), processor == named
 
     rows = _candidates(info, arch) + ([named] if named else [])
+    # A guest may lack features of its nominal processor, when the hypervisor masks them.
     fitting = [p for p in rows if closure(arch, p.features) <= present]
     best = max(fitting, key=rank)
     is_level = best.name.startswith((GENERIC_PROCESSORS[arch], "generic"))
@@ -130,7 +132,7 @@ def caches(core: Core, is_guest: bool, folder: PathName = CACHE_DIR) -> tuple[Ca
 
 @dataclass(frozen=True, slots=True)
 class _ReportedCache:
-    """A cache as reported in /sys; `sharers` counts hardware threads."""
+    """Cache as reported in /sys; `sharers` counts hardware threads."""
 
     size: int
     ways: int
@@ -212,6 +214,7 @@ def extra_features(processor: Processor, present: frozenset[str]) -> tuple[str, 
     """
     arch = processor.architecture
     beyond = sorted(present - closure(arch, processor.features))
+    # Implied features are left out, which keeps the target's text short.
     brought: Sequence[str] = [f for name in beyond for f in closure(arch, (name,)) if f != name]
     return tuple(name for name in beyond if name not in brought)
 

@@ -25,7 +25,7 @@ KIB = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One level of data cache, as seen by one core."""
+    """Level of data cache, as seen by one core."""
 
     size: int
     """Bytes, of all cores that share it."""
@@ -52,7 +52,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """The throughput of a core per cycle, for any vector width, and its caches."""
+    """Throughput of a core per cycle, for any vector width, and its caches."""
 
     fma: tuple[int, int]
     """(multiply-adds of one cycle, at most so many bits of them together)."""
@@ -66,7 +66,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A processor: LLVM's name, architecture, features beyond the baseline, and core."""
+    """Processor of the table: LLVM's name, architecture, features beyond the baseline, and core."""
 
     name: str
     architecture: str

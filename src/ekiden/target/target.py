@@ -38,8 +38,8 @@ TargetLike: TypeAlias = "str | Mapping[str, object] | Target"
 
 
 class _Host:
-    """Descriptor: `Target.host()` is this machine; `target.host` is TVM's: the target of the host's
-    code.
+    """Descriptor of `host`: `Target.host()` is this machine; `target.host` is TVM's property, the
+    target of the host's code.
     """
 
     @overload
@@ -55,7 +55,7 @@ class _Host:
 @Object.register
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Target:
-    """A description of the machine that code runs on. Equal targets produce equal code; `str` and
+    """Description of the machine that code runs on. Equal targets produce equal code; `str` and
     `Target` are inverses. Kinds without processor facts here, such as GPUs, take those of the
     oldest processor.
     """
@@ -158,6 +158,7 @@ class Target:
         alternatives = ABILITIES[ability].get(self.architecture, ())
         if self.kind.has_threads:  # what the languages of devices have, not their processors
             return self.kind.can_use(ability) and self._arch >= self.kind.least_arch.get(ability, 0)
+        # A processor's feature counts only if the code generator can use it.
         return self.kind.can_use(ability) and has_any(self._all_features(), alternatives)
 
     @property
@@ -183,8 +184,8 @@ class Target:
 
     @property
     def idle(self) -> frozenset[str]:
-        """Return the features, by LLVM's names, that it has but no code generator uses: they are
-        disabled when its code is compiled.
+        """Return the features, by LLVM's names, that the target has but no code generator uses;
+        they are disabled when its code is compiled.
         """
         return unused_features(self.architecture) & self._all_features()
 
@@ -201,8 +202,8 @@ class Target:
         return self.architecture == other.architecture and set(self.needs) <= set(other.needs)
 
     def check_usable(self, what: str) -> None:
-        """Raises CompileError, naming `what` and the alternatives, if no code can be generated for
-        it or an option requests something unsupported.
+        """Raise CompileError, naming `what` and the alternatives, if no code can be generated for
+        the target or an option requests something unsupported.
         """
         if not self.kind.has_generator:
             raise CompileError(
@@ -391,8 +392,9 @@ class Target:
 
     @property
     def most_inputs(self) -> int:
-        """How many tensors a kernel of a device may read, so that its results, what it keeps and
-        its sizes are within its arguments too; 0 for no limit."""
+        """Return how many tensors a device kernel may read, such that its results, workspaces and
+        sizes fit into its arguments too; 0 for no limit.
+        """
         if not self.kind.has_threads:
             return 0
         said = self.max_function_args
@@ -483,6 +485,7 @@ def _from_config(config: Config) -> dict[str, Any]:
     if "vector-bits" in options and not kind.is_cpu:
         values |= _vectors(int(str(options["vector-bits"])))
     keys = _all_keys(kind, options)
+    # Default keys are left out, so that equal targets have equal texts.
     if keys == _all_keys(kind, {**options, "keys": ()}):
         options.pop("keys", None)
     else:

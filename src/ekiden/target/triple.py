@@ -79,6 +79,7 @@ def is_supported(triple: str) -> bool:
     (Armv7 only with the hard-float ABI), or WebAssembly without a system.
     """
     machine, _, system, environment, *_ = [*triple.split("-"), "", "", ""]
+    # The runtime for Armv7 is built for the hard-float ABI only.
     if _ARCH_BY_TRIPLE_WORD.get(machine) == ARMV7 and not environment.endswith("eabihf"):
         return False
     return (

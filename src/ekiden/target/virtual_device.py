@@ -24,7 +24,7 @@ CPU = 1
 
 
 class DeviceMemory(NamedTuple):
-    """A device and one of its memories; the scope is "" if unspecified."""
+    """Memory of a device; the scope is "" if unspecified."""
 
     device: Device
     scope: str = ""
@@ -42,7 +42,7 @@ class DeviceMemory(NamedTuple):
 
 @node("VirtualDevice")
 class VirtualDevice(Node):
-    """A device of a program, with DLPack's numbers (TVM's name and field order).
+    """Device of a program, with DLPack's numbers (TVM's name and field order).
 
     The first field may be a Device, the name of one, or a number that is an expression. Memories of
     a device other than "global", which is also "", are planned and told apart; code is made for
@@ -119,7 +119,7 @@ def virtual_device(value: DeviceLike) -> VirtualDevice:
 
 @dataclass(frozen=True, slots=True)
 class CompilationConfig:
-    """The devices of a compilation and the targets of their code (TVM's name).
+    """Devices of a compilation and the targets of their code (TVM's name).
 
     The first device is where a program is that does not say otherwise. Several targets are variants
     of the code, the best first: an executable runs the first that its machine can.
@@ -237,6 +237,7 @@ def compilation_config(targets: Targets, host: TargetLike | None = None) -> Comp
     for pair_device, _ in pairs:
         check_supported(pair_device)
         by_device.setdefault(pair_device.device, pair_device)
+    # Order is kept: earlier variants take precedence.
     variants = tuple(dict.fromkeys(lists[0])) if lists else (_usable(target_or_current(), host),)
     _check_variants(variants)
     devices = _default_first(tuple(by_device.values()) or (HOST,), PassContext.current())
@@ -274,13 +275,13 @@ def _default_first(
 
 
 def _check_once(virtual: VirtualDevice, virtual_devices: Sequence[VirtualDevice]) -> None:
-    """Raises CompileError if a device occurs twice, even under two names."""
+    """Raise CompileError if a device occurs twice, even under two names."""
     if sum(candidate.device == virtual.device for candidate in virtual_devices) > 1:
         raise CompileError(f"compile: different devices expected, got {virtual.device} twice")
 
 
 def _check_kinds(virtual: VirtualDevice, device_targets: Sequence[Target]) -> None:
-    """Raises CompileError for targets of another device type than the one they are given for."""
+    """Raise CompileError for targets of another device type than the one they are given for."""
     check_supported(virtual)
     for target in device_targets:
         if target.kind.device_type != virtual.device_type:
@@ -348,7 +349,7 @@ def _check_variants(variants: Sequence[Target]) -> None:
 
 
 def check_supported(virtual: VirtualDevice) -> None:
-    """Raises CompileError for a device without a code generator, or a memory scope that code cannot
+    """Raise CompileError for a device without a code generator, or a memory scope that code cannot
     name.
     """
     kinds = {k.device_type: k.name for k in reversed(KINDS.values()) if k.has_generator}

@@ -57,6 +57,7 @@ def _one(slope: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> AdjointRule:
 
 
 def _flat(args: Sequence[PrimExpr], y: PrimExpr, g: PrimExpr) -> Sequence[PrimExpr | None]:
+    """Return no adjoints: the function is piecewise constant."""
     return [None] * len(args)
 
 
@@ -133,6 +134,8 @@ def adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
     order = post_order(body)
     adjoint_of: dict[int, PrimExpr] = {id(body): seed}
     loads: dict[ProducerLoad, PrimExpr] = {}
+    # Reverse post-order: all users of a node come before it, so its adjoint is complete when it is
+    # propagated.
     for e in reversed(order):
         g = adjoint_of.get(id(e))
         if g is None:
@@ -153,6 +156,7 @@ def adjoints(body: PrimExpr, seed: PrimExpr) -> dict[ProducerLoad, PrimExpr]:
 
 
 def _rule(e: PrimExpr) -> AdjointRule:
+    """Return the adjoint rule of a node; raise for a node without a derivative."""
     rule = _INTRINSICS.get(e.op) if isinstance(e, Intrinsic) else _NODES.get(type(e))
     if rule is None:
         name = e.op if isinstance(e, Intrinsic) else type(e).__name__
@@ -200,6 +204,9 @@ def _same_size(a: PrimExpr, b: PrimExpr) -> bool:
 
 def _identity(output: Tensor) -> Tensor:
     # The adjoint of each element of the output by itself: dY[i]/dY[j] = 1 where i = j.
+    """Return the identity of the output's shape squared: the Jacobian of the output with respect to
+    itself.
+    """
     rank = len(output.shape)
 
     def element(*at: Var) -> PrimExpr:
@@ -248,6 +255,7 @@ class _Adjoints:
         return [adjoint_of.get(t) or self._nothing(t) for t in self.inputs]
 
     def _total(self, tensor: Tensor, contributions: Sequence[Tensor]) -> Tensor:
+        """Return a tensor's adjoint: the sum of the contributions of all its readers."""
         if len(contributions) == 1:
             return contributions[0]
 
@@ -261,6 +269,7 @@ class _Adjoints:
         return compute((*self.lead, *tensor.shape), element, name=f"{tensor.name}.grad")
 
     def _nothing(self, tensor: Tensor) -> Tensor:
+        """Return the adjoint of a tensor that the output does not depend on: zeros."""
         return compute(
             (*self.lead, *tensor.shape),
             lambda *_: const(0.0, tensor.dtype),
@@ -306,6 +315,8 @@ class _Adjoints:
         points = tuple(Var(f"p{n}") for n in range(len(target.shape)))
         axes: list[IterVar | ReduceAxis] = [*op.axis, *sums]
         steps: dict[Var, PrimExpr] = {a.var: a.extent for a in axes}
+        # Gather form: instead of scattering each read's adjoint, every element solves for the
+        # iterations that read it, and no two threads write one element.
         conditions, values, free = _inverse(load.indices, points, target.shape, steps)
         where: PrimExpr = const(True)
         for condition in conditions:
@@ -346,8 +357,8 @@ def _inverse(
     shape: Sequence[PrimExpr],
     steps: Mapping[Var, PrimExpr],
 ) -> tuple[list[PrimExpr], dict[Var, PrimExpr], FreeRanges]:
-    """Solve for the iterations that read a point: (conditions, iteration variables, the free
-    variables with first value and extent).
+    """Solve for the iterations that read a point; return conditions, iteration variables, and the
+    free variables with first value and extent.
     """
     equations = [EQ(i, cast(p, i.dtype)) for i, p in zip(indices, points, strict=True)]
     ranges = {v: Range(e) for v, e in steps.items()}
@@ -360,6 +371,7 @@ def _inverse(
             plain = {Var(v.name): v for v in steps}
             values: dict[Var, PrimExpr] = {v: n for n, v in plain.items()}
             everywhere = [substitute(e, values) for e in equations]
+            # No bounded solution: fall back to all iterations, with the equations as conditions.
             return everywhere, values, {n: (const(0), steps[v]) for n, v in plain.items()}
         free[n] = (free_range.min, free_range.extent)
     return list(solution.dst.relations), dict(solution.src_to_dst), free
@@ -374,6 +386,7 @@ def _slope(tensor: Tensor, body: Reduce) -> PrimExpr:
     if kind == "sum":
         return const(1.0, body.dtype)
     if kind in ("max", "min"):
+        # Every element that equals the extreme receives the gradient; ties are not split.
         equal = EQ(body.source, ProducerLoad(tensor, at, tensor.dtype))
         return Select(equal, const(1.0, body.dtype), const(0.0, body.dtype))
     if kind == "prod":

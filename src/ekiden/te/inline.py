@@ -53,7 +53,7 @@ def is_stored(tensor: Tensor) -> bool:
 
 
 class Inliner:
-    """Rewriter that replaces loads of chosen computations by their expressions, once per distinct
+    """A rewriter that replaces loads of chosen tensors by their expressions, once per distinct
     element. Equal indices share one expression, so that a diamond of computations stays a graph.
     """
 

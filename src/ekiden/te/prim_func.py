@@ -35,7 +35,7 @@ from ekiden.tir.visitor import substitute
 
 
 class BufferMap:
-    """Map from tensors to their buffers; outputs of one rebuilt operation may be set beforehand."""
+    """A map from tensors to their buffers; outputs of a rebuilt operation may be set beforehand."""
 
     def __init__(self) -> None:
         self.buffers: dict[Tensor, Buffer] = {}
@@ -111,6 +111,7 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
     nest: Stmt = BlockRealize(loops, const(True), block)
     # What a sum runs over may depend on the element it is for.
     around: dict[Var, PrimExpr] = {i.var: v for i, v in zip(iters, loops, strict=True)}
+    # Innermost first: each loop wraps the nest built so far.
     for var, iter_var in zip(reversed(loops), reversed(iters), strict=True):
         extent = substitute_expr(iter_var.extent, around)
         nest = For(var, const(0), extent, ForKind.SERIAL, nest)
@@ -120,7 +121,9 @@ def stage_block(op: ComputeOp, outputs: Sequence[Tensor], buffers: BufferMap) ->
 def stores(
     targets: Sequence[Buffer], values: Sequence[PrimExpr], indices: tuple[PrimExpr, ...]
 ) -> Stmt:
-    """Store each value in its buffer; several are all computed before the first store."""
+    """Emit a store of each value to its buffer; several values are all computed before the first
+    store.
+    """
     if len(targets) == 1:
         return BufferStore(targets[0], values[0], indices)
     names = [Var(f"{t.name}_next", t.dtype) for t in targets]
@@ -177,7 +180,7 @@ def _completed(group: list[Tensor]) -> list[Tensor]:
 def with_numbers(
     args: Sequence[Tensor | Var], build: Callable[[Sequence[Tensor]], PrimFunc]
 ) -> PrimFunc:
-    """Return a program over arguments that include scalars, in order: `build` returns that of the
+    """Create the program over arguments that include scalars, in order; `build` creates that of the
     tensors. A scalar that is also a dimension is checked against it at a call.
     """
     numbers = [a for a in args if isinstance(a, Var)]
@@ -215,6 +218,7 @@ def create_prim_func(
 
 
 def _of_tensors(args: Sequence[Tensor], name: str, extern_blocks: bool) -> PrimFunc:
+    """Create the program over tensor arguments: one block per computation, producers first."""
     outputs = [t for t in args if not isinstance(t.op, PlaceholderOp)]
     buffers = BufferMap()
     params = tuple(buffers.declare(t) for t in args)
@@ -231,6 +235,8 @@ def _of_tensors(args: Sequence[Tensor], name: str, extern_blocks: bool) -> PrimF
         for tensor in group:
             if tensor not in buffers.buffers:
                 intermediates.append(buffers.declare(tensor))
+        # A check runs before the computation that reads by the checked index, so that an
+        # out-of-range load never happens.
         stages.extend(_search(check, buffers, group[0].shape) for check in checks_of(op))
         if isinstance(op, ComputeOp):
             stages.append(stage_block(op, group, buffers))
@@ -245,8 +251,8 @@ def _of_tensors(args: Sequence[Tensor], name: str, extern_blocks: bool) -> PrimF
 
 
 def _search(check: RangeCheck, buffers: BufferMap, result: Sequence[PrimExpr]) -> Stmt:
-    """Return the loops of a check, skipped if the result is empty and nothing is read. The checked
-    values are an input of the computation or an elementwise function of inputs.
+    """Emit the loops of a bounds check, skipped if the result is empty and nothing is read. The
+    checked values are an input of the computation or an elementwise function of inputs.
     """
     computed = {t for t in post_order_tensors([check.values]) if t not in buffers.buffers}
     inliner = Inliner(computed)

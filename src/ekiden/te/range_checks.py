@@ -111,7 +111,7 @@ def range_check(
     bound: str = "",
     shown: Sequence[PrimExpr] = (),
 ) -> RangeCheck:
-    """Return a check of any numbers: a length, a coordinate."""
+    """Return a check of numbers that are no indices, such as lengths or coordinates."""
     lowest, end = (cast(convert(e, "int64"), "int64") for e in (low, high))
     return RangeCheck(subject, values, lowest, end, bound, tuple(shown), _SITE.get())
 
@@ -154,6 +154,8 @@ def extent_checks(
                 f"{name}: {what[0]!r} must not be longer than {what[1]!r} along axis {axis}, got"
                 f" {prim_text(size)} and {prim_text(limit)}"
             )
+        # An extent that only the run knows is checked as a tensor of rank 0, with the same code as
+        # indices.
         extent = compute((), partial(_same, size), name="extent", tag="injective")
         subject = f"{name}: extent of {what[0]!r} along axis {axis}"
         checks.append(range_check(subject, extent, 0, limit + 1))
@@ -199,8 +201,8 @@ def out_of_range_flag(check: RangeCheck) -> Tensor:
 
 
 def search_violation(check: RangeCheck, element: Callable[[Sequence[PrimExpr]], PrimExpr]) -> Stmt:
-    """Return loops that fail at the first out-of-range value. `element` gives the value at a
-    position.
+    """Emit loops over the checked values that fail at the first one out of range. `element` gives
+    the value at a position.
     """
     at = [Var(f"at{n}") for n in range(check.values.ndim)]
     body: Stmt = check.assertion(element(at), at)

@@ -40,8 +40,8 @@ def scan(
     tag: str = "",
     attrs: Mapping[str, object] | None = None,
 ) -> Tensor | list[Tensor]:
-    """A state over time, the first axis: its first rows are `init`, each later row t is row t of
-    `update`, which reads rows of `state_placeholder` before t.
+    """Return a recurrent state over time, the first axis: its first rows are `init`, each later row
+    t is row t of `update`.
 
         m, n = te.size_var("m"), te.size_var("n")
         X = te.placeholder((m, n))
@@ -53,9 +53,8 @@ def scan(
     Several states make a list. Computations between state and update (which have the time as their
     first axis too) run step by step, others once before. `inputs` are found without being named.
     Update and what runs step by step have stages in a schedule, whose axes are those behind the
-    time.
-    Raises ValueError where numbers, shapes or dtypes disagree, or a state is read at a time that is
-    not before its own.
+    time. Raises ValueError where numbers, shapes or dtypes disagree, or a state is read at a time
+    that is not before its own.
     """
     inits, updates, states = _many(init), _many(update), _many(state_placeholder)
     _check(name, inits, updates, states)
@@ -181,15 +180,17 @@ def _statements(
     buffers: BufferMap,
     outs: Sequence[Buffer],
 ) -> Stmt:
-    """Return the loops: copy the initial rows, then for each t every step. An update that no step
-    reads is computed into the state; others are copied there after the steps, also one that
-    reads the state itself, as schedules do not support blocks that read what they write.
+    """Emit the loops of a scan: copy the initial rows, then run every step for each t. An update
+    that no step reads is computed into the state; others are copied there after the steps, also
+    one that reads the state itself, as schedules do not support blocks that read what they
+    write.
     """
     intermediates: list[Buffer] = []
     time, nests = Var("t"), []
     read = {*_reads(steps)}
     for tensor, out in zip(updates, outs, strict=True):
         before = [buffers.buffers.get(t) for t in inputs_of(tensor)]
+        # An update that nothing else reads is computed in the result itself: no copy per time step.
         if tensor not in read and tensor not in buffers.buffers and out not in before:
             buffers.buffers[tensor] = out
     for group in whole_operations(steps):
@@ -219,8 +220,8 @@ def _copied(
     shape: Sequence[PrimExpr],
     time: Var | None = None,
 ) -> Stmt:
-    """Copy the first elements of a buffer, as many as a shape has, to another; of one row where a
-    time is given.
+    """Emit the copy of a buffer's first elements, as many as a shape has, to another buffer; of one
+    row where a time is given.
     """
     iters = tuple(IterVar(Var(f"v{n}"), d, IterKind.SPATIAL) for n, d in enumerate(shape))
     at = tuple(i.var for i in iters)
@@ -235,7 +236,7 @@ def _copied(
 
 
 def _at_time(nest: Stmt, time: Var) -> Stmt:
-    """Return a computation's loops without the outermost one, its first iterator bound to
+    """Return a computation's nest without its outermost loop, the first iterator bound to
     the time.
     """
     assert isinstance(nest, For)

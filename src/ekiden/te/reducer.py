@@ -92,7 +92,9 @@ class CommReducer(Node):
 
 @node("te.Reduce")
 class Reduce(PrimExpr):
-    """Component `value_index` of the combination of `sources` over all values of `axis`."""
+    """One component of a reduction: `value_index` of the combination of `sources` over all values
+    of `axis`.
+    """
 
     reducer: CommReducer
     sources: tuple[PrimExpr, ...]
@@ -188,9 +190,12 @@ def make_reduce(
         raise ValueError(f"{reducer.name}: a reduction must be a computation of its own")
     if where is not None:
         identities = reducer.identity_element
+        # A masked term becomes the identity, so that it does not change the result; if_then_else
+        # does not evaluate the source there.
         sources = [if_then_else(where, s, i) for s, i in zip(sources, identities, strict=True)]
     if not axes:
         return tuple(sources)
+    # Reductions count from 0, as block iterators do; a begin other than 0 moves into the source.
     from_zero = tuple(
         a if is_const(a.begin, 0) else ReduceAxis(a.name, a.dtype, a.extent, origin=a) for a in axes
     )
@@ -276,7 +281,7 @@ def comm_reducer(
 
 
 class _BuiltIn:
-    """Built-in reducer such as `te.sum`: over axes, or of two values."""
+    """A built-in reduction such as `te.sum`: over axes, or of two values."""
 
     def __init__(self, kind: str, doc: str) -> None:
         self.kind = self.__name__ = kind

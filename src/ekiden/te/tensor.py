@@ -60,7 +60,7 @@ class Operation(Node):
 
 @node("te.PlaceholderOp")
 class PlaceholderOp(Operation):
-    """Placeholder operation: an input tensor."""
+    """A placeholder operation: an input tensor."""
 
     name: str
     tag: str
@@ -74,8 +74,8 @@ class PlaceholderOp(Operation):
 
 @node("te.ComputeOp")
 class ComputeOp(Operation):
-    """Compute operation: one expression per output over the same axes; all are plain, or all are a
-    Reduce over the same axes.
+    """A compute operation: one expression per output over the same axes; all are plain, or all are
+    a Reduce over the same axes.
     """
 
     name: str
@@ -110,8 +110,8 @@ _INPUTS_CACHE: WeakKeyDictionary[ComputeOp, tuple[Tensor, ...]] = WeakKeyDiction
 
 @node("te.ExternOp")
 class ExternOp(Operation):
-    """Extern operation: statements over the buffers of its inputs and outputs; never inlined, and
-    scheduled only where computations are `steps` of it.
+    """An extern operation: statements over the buffers of its inputs and outputs; never inlined,
+    and scheduled only where computations are `steps`.
     """
 
     name: str
@@ -505,8 +505,9 @@ _IS_BARE: ContextVar[bool] = ContextVar("is_bare", default=False)
 
 @contextmanager
 def without_statements() -> Iterator[None]:
-    """Computations that are written as statements are made without these meanwhile, for who asks
-    for names, shapes and attributes: attention's take a tenth of a model's first compilation."""
+    """Create extern operations without their statements inside this context, for callers that need
+    only names, shapes and attributes.
+    """
     before = _IS_BARE.set(True)
     try:
         yield
@@ -562,8 +563,8 @@ def extern(
     tag: str = "extern",
     attrs: Mapping[str, object] | None = None,
 ) -> Tensor | list[Tensor]:
-    """Tensors filled by statements: `fcompute(input_buffers, output_buffers)` gives a statement, or
-    an expression to evaluate such as a call of a packed function.
+    """Return tensors filled by statements: `fcompute(input_buffers, output_buffers)` returns a
+    statement, or an expression to evaluate.
 
     `shape` is one shape (the result is a tensor) or a list of shapes (a list of tensors). The dtype
     is that of the inputs where they agree, else it must be given. Buffers given for inputs or
@@ -622,8 +623,8 @@ def _output_dtypes(
 def extern_primfunc(
     input_tensors: Sequence[Tensor], primfunc: PrimFunc, name: str = ""
 ) -> Tensor | list[Tensor]:
-    """The outputs of a loop program called on tensors: its parameters are the inputs, then the
-    outputs; one that is a number gets a tensor of no dimension. Raises ValueError when the numbers,
+    """Return the outputs of a loop program called on tensors: its parameters are the inputs, then
+    the outputs; a scalar parameter takes a tensor of rank 0. Raises ValueError when the numbers,
     ranks or dtypes of the inputs differ.
     """
     primfunc = numbers_as_tensors(primfunc)

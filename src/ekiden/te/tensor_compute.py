@@ -99,7 +99,7 @@ class IntrinsicCall(InstructionCall):
 
 
 def _check_region(name: str, region: TensorRegion, source: Tensor) -> None:
-    """Raises ValueError if a region's shape differs from that of the input it is bound to."""
+    """Raise ValueError if a region's shape differs from that of the input that it is bound to."""
     tensor, slices = region.tensor, []
     if len(region.indices) != tensor.ndim:
         raise ValueError(

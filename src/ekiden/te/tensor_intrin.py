@@ -153,6 +153,7 @@ def tensorize_stage(
         )
     if not is_around and intrin.body is not None:
         update = intrin.body
+    # Positions are taken before decompose_reduction, which changes the list of loops.
     depth = _position(sch, loops, start)
     init = sch.decompose_reduction(block, start)
     sums = _without_init(desc)

@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 def assert_allclose(
     actual: object, desired: object, rtol: float = 1e-7, atol: float = 1e-7
 ) -> None:
-    """Raises AssertionError unless two arrays or tensors have equal shapes and close elements."""
+    """Raise AssertionError unless two arrays or tensors have equal shapes and close elements."""
     a, b = _array(actual), _array(desired)
     np.testing.assert_allclose(a.shape, b.shape)
     np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, verbose=True)

@@ -151,7 +151,7 @@ def run_and_check(
 
 
 def _library(programs: Sequence[MicroProgram], folder: Path) -> Path:
-    """Write the C code of programs to a folder, and return the library built from it."""
+    """Write the C code of programs to a folder, and build one shared library from it."""
     sources: dict[Path, None] = {}
     for program in programs:
         for path, text in emit_files(program.module).items():
@@ -171,7 +171,7 @@ def _library(programs: Sequence[MicroProgram], folder: Path) -> Path:
 
 
 def _run(model: AOTCompiledTestModel, library: Path, interface: str) -> list[Array]:
-    """Return the outputs of a model called through `interface`."""
+    """Run a compiled model through its `packed` or `c` interface, and return its outputs."""
     module = model.executor_factory.module
     inputs_left = dict(model.model.inputs or {})
     inputs = []
@@ -196,7 +196,10 @@ def _run(model: AOTCompiledTestModel, library: Path, interface: str) -> list[Arr
     rows = [[v.ctypes.data for v in values] for values in (inputs, outputs)]
     memories = [np.zeros(p.used + 16, np.uint8) for p in module.pools]
     if not module.has_own_memory:
+        # Pools are over-allocated by 16 bytes and aligned here, as generated code assumes 16-byte
+        # alignment.
         rows.append([-(-m.ctypes.data // 16) * 16 for m in memories])
+    # A C array needs at least one element, even for a model without inputs.
     structures = [(ctypes.c_void_p * max(len(row), 1))(*row) for row in rows]
     status = getattr(ctypes.CDLL(str(library)), name)(*structures)
     if status != 0:
@@ -205,7 +208,7 @@ def _run(model: AOTCompiledTestModel, library: Path, interface: str) -> list[Arr
 
 
 def _check(model: AOTTestModel, outputs: Sequence[Array], shows: bool) -> None:
-    """Raises RunError if an output differs from the expected one."""
+    """Raise RunError if an output differs from the expected one."""
     expected = list((model.outputs or {}).items())
     if len(expected) != len(outputs):
         raise RunError(
@@ -223,12 +226,13 @@ def _check(model: AOTTestModel, outputs: Sequence[Array], shows: bool) -> None:
 def _mismatch(
     name: str, actual: Array, expected: Array, tolerance: float | None, shows: bool
 ) -> str:
-    """Describe how an output differs; empty if it matches."""
+    """Describe how an output differs from the expected array; empty if they match."""
     if actual.size != expected.size:
         return f"output '{name}': shape {expected.shape} expected, got {actual.shape}"
     default_tolerance = 0.001 if np.issubdtype(actual.dtype, np.inexact) else 0
     allowed = default_tolerance if tolerance is None else tolerance
     a, b = (v.reshape(actual.shape).astype(np.float64) for v in (actual, expected))
+    # `==` covers equal infinities, whose difference is NaN.
     off = ~((np.abs(a - b) <= allowed) | (a == b) | (np.isnan(a) & np.isnan(b)))
     if not off.any():
         return ""
@@ -296,7 +300,7 @@ def generate_ref_data(
 
 
 def _leaves(result: object) -> list[Array]:
-    """Return the tensors of a result, depth first."""
+    """Return the tensors of a nested result, depth first."""
     stack: list[Any] = [result]
     tensors: list[Array] = []
     while stack:

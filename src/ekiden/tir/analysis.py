@@ -49,6 +49,7 @@ def calculate_allocated_bytes(func_or_mod: PrimFunc | IRModule) -> dict[str, dic
 
 
 def _allocated(func: PrimFunc) -> dict[str, int]:
+    """Return the peak of live bytes per memory scope of one function."""
     live_bytes: dict[str, int] = {}
     peak_bytes: dict[str, int] = {}
     stack: list[Stmt | tuple[str, int]] = [func.body]
@@ -59,6 +60,8 @@ def _allocated(func: PrimFunc) -> dict[str, int]:
             continue
         if isinstance(s, Allocate):
             scope, size = s.buffer.scope, _bytes(s)
+            # Allocations nest as scopes, so a running sum per scope is exact: no interval graph is
+            # needed.
             live_bytes[scope] = live_bytes.get(scope, 0) + size
             peak_bytes[scope] = max(peak_bytes.get(scope, 0), live_bytes[scope])
             # Pushed below the body, so popped when the whole allocation scope has been walked: the
@@ -69,6 +72,7 @@ def _allocated(func: PrimFunc) -> dict[str, int]:
 
 
 def _bytes(s: Allocate) -> int:
+    """Return the size of an allocation in bytes."""
     size = dt.itemsize(s.buffer.dtype) * dt.lanes(s.buffer.dtype)
     for extent in s.buffer.shape:
         if not isinstance(extent, IntImm):
@@ -141,6 +145,8 @@ def _operations(e: PrimExpr) -> float:
             [] if isinstance(sub_expr, BufferLoad) else [counts[id(c)] for c in children(sub_expr)]
         )
         if isinstance(sub_expr, Select):
+            # A select evaluates one side: the dearer one is counted, so that the estimate stays an
+            # upper bound.
             counts[id(sub_expr)] = inside[0] + max(inside[1:])
         else:
             counts[id(sub_expr)] = sum(inside) + isinstance(sub_expr, BinaryExpr)

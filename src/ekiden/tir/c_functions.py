@@ -22,7 +22,7 @@ _TYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {
 
 
 def call_c(name: str, result: str, kinds: Sequence[str], *args: object) -> object:
-    """Call a C function that is loaded in this process, and return its number.
+    """Call a C function of this process by its symbol and return its result.
 
     Args:
         name: its symbol.
@@ -46,7 +46,7 @@ def call_c(name: str, result: str, kinds: Sequence[str], *args: object) -> objec
 
 
 def _ctypes_argument(value: object) -> object:
-    """Return an argument as ctypes takes it."""
+    """Convert an argument to the form that ctypes accepts."""
     if isinstance(value, np.ndarray) and value.ndim:
         return value.ctypes.data
     if isinstance(value, str):

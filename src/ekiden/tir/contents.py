@@ -32,7 +32,7 @@ _CONTENTS_CACHE: WeakKeyDictionary[Stmt, Contents] = WeakKeyDictionary()
 
 
 def contents(root: Stmt) -> Contents:
-    """Return what a statement contains, cached by object: a pass that changes nothing returns the
+    """Return the summary of a statement, cached by object: a pass that changes nothing returns the
     object it was passed, whose entry stays valid.
     """
     cached = _CONTENTS_CACHE.get(root)
@@ -42,6 +42,7 @@ def contents(root: Stmt) -> Contents:
 
 
 def _contents(root: Stmt) -> Contents:
+    """Compute the summary of a statement in one walk."""
     stmts = list(walk(root))
     roots = [e for stmt in stmts for e in expressions(stmt)]
     intrinsics, elements = set(), set()
@@ -80,6 +81,8 @@ def buffers_inside(root: Stmt) -> frozenset[Buffer]:
         if unknown:
             stack += unknown
             continue
+        # Keys are weak references to immutable statements, so an entry can neither be stale nor
+        # keep a program alive.
         _BUFFERS_CACHE[stack.pop()] = _buffers_inside(stmt)
     return _BUFFERS_CACHE[root]
 
@@ -97,5 +100,7 @@ def _buffers_inside(stmt: Stmt) -> frozenset[Buffer]:
     elif isinstance(stmt, DeclBuffer):
         own.add(stmt.source)
     inside = [_BUFFERS_CACHE[s] for s in sub_statements(stmt)]
+    # The largest child's set is shared where it is a superset: a nest of n loops then has one set,
+    # not n equal copies.
     largest = max(inside, key=len, default=frozenset[Buffer]())
     return largest if largest.issuperset(own.union(*inside)) else largest.union(own, *inside)

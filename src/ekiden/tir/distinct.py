@@ -35,7 +35,7 @@ def bound_by(stmt: Stmt) -> tuple[Var | Buffer, ...]:
 
 
 def bindings(root: Stmt) -> Iterator[Var | Buffer]:
-    """Yield everything bound inside a statement, in program order."""
+    """Yield the variables and buffers defined inside a statement, in program order."""
     for s in walk(root):
         yield from bound_by(s)
 
@@ -54,15 +54,17 @@ class _AlphaRenamer(StmtMutator):
         self._memo: dict[int, PrimExpr] = {}
 
     def note(self, bound_before: Iterable[Var | Buffer]) -> None:
-        """Register bindings of an enclosing scope, so that rebinding them renames."""
+        """Register the definitions of an enclosing scope, so that redefining them renames."""
         self._seen.update(bound_before)
 
     @contextmanager
     def _renamed(self, stmt: Stmt) -> Iterator[None]:
-        """Bind fresh names, inside the context, for what a statement rebinds."""
+        """Bind fresh names, within the context, to what a statement redefines."""
         rebound = [candidate for candidate in bound_by(stmt) if candidate in self._seen]
         self._seen.update(bound_by(stmt))
         outer = [(name, self._table(name).get(name)) for name in rebound]
+        # Only a second definition of the same object gets a fresh one; unique definitions keep
+        # their identity, which caches keyed by object rely on.
         for binding in rebound:
             self._enter(binding, replace(binding))
         yield
@@ -147,8 +149,8 @@ class _AlphaRenamer(StmtMutator):
 
 
 def distinct(func: PrimFunc) -> PrimFunc:
-    """Return the function with every variable and buffer bound once; the same object if it already
-    is so.
+    """Return the function with every variable and buffer defined once (SSA form); the same object
+    if it already is.
     """
     bound_so_far: set[Var | Buffer] = set()
     for binding in bindings(func.body):
@@ -176,6 +178,8 @@ def renew_defs(func: PrimFunc) -> PrimFunc:
         for b in func.buffers
     }
     renaming = _AlphaRenamer()
+    # All definitions of the body count as seen, so each of them is renamed: that makes the copy
+    # share nothing with the original.
     renaming.note(bindings(func.body))
     body = renaming.visit(rename(func.body, values, buffers))
     params = tuple(buffers[p] if isinstance(p, Buffer) else values[p] for p in func.params)

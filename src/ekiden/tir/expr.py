@@ -116,6 +116,9 @@ class Buffer(Node):
         return NODE_TYPES["tir.BufferStore"](self, stored, indices)  # type: ignore[call-arg]
 
     def _from(self, begin: ExprLike | Sequence[ExprLike], lanes: int) -> tuple[PrimExpr, ...]:
+        """Return the indices of the `lanes` elements from `begin` on: the last index becomes a
+        Ramp.
+        """
         begin_indices = begin if isinstance(begin, (tuple, list)) else (begin,)
         indices = tuple(convert(i, "int64") for i in begin_indices)
         return (*indices[:-1], ramp(indices[-1], 1, lanes))
@@ -215,8 +218,8 @@ def _scalable(factor: int) -> PrimExpr:
 
 
 def lanes_of(lanes: ExprLike | str) -> int | PrimExpr:
-    """Return lanes as vector nodes store them, from a number, `vscale() * factor` or text of
-    `dt.vector`. Raises TypeError for others.
+    """Convert lanes to the form that vector nodes store, from a number, `vscale() * factor` or text
+    of `dt.vector`. Raises TypeError for others.
     """
     match lanes:
         case int():
@@ -237,7 +240,7 @@ def lanes_of(lanes: ExprLike | str) -> int | PrimExpr:
 
 
 def lanes_text(lanes: int | PrimExpr) -> str:
-    """Return lanes in the notation of `dt.vector`."""
+    """Format lanes in the notation of `dt.vector`."""
     if isinstance(lanes, Mul):
         assert isinstance(lanes.b, IntImm)
         return dt.scalable(lanes.b.value)
@@ -291,7 +294,9 @@ class Broadcast(PrimExpr):
 
 @node("tir.Reduce")
 class VectorReduce(PrimExpr):
-    """Combine the lanes of a vector into a scalar; kind is "sum", "max", "min" or "prod"."""
+    """A horizontal reduction of a vector's lanes to a scalar; kind is "sum", "max", "min" or
+    "prod".
+    """
 
     value: PrimExpr
     kind: str

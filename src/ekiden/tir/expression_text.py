@@ -350,6 +350,7 @@ def _nesting_depth(printed: Sequence[_PrintedExpr]) -> int:
 
 
 def _used_twice(order: Sequence[PrimExpr]) -> frozenset[int]:
+    """Return the nodes that occur more than once, which are printed as names."""
     used_once: set[int] = set()
     twice: set[int] = set()
     for parent in order:

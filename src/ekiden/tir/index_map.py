@@ -83,7 +83,7 @@ class IndexMap(Node):
         return tuple(extents)
 
     def sums(self, shape: Sequence[PrimExpr], level: IterMapLevel) -> object:
-        """Return the map over a box as affine iterator sums: an IterMapResult."""
+        """Return the map over a box as an IterMapResult: a sum of iterators per index."""
         iters = {v: Range(d) for v, d in zip(self.initial_indices, shape, strict=True)}
         return detect_iter_map(self.final_indices, iters, check_level=level)
 

@@ -86,6 +86,7 @@ class _InterpreterRuntime:
         """Divide towards zero for integers, as in C; floats divide exactly."""
         if not np.issubdtype(np.asarray(a).dtype, np.integer):
             return np.asarray(np.divide(a, b))[()]
+        # NumPy rounds down; C truncates: add 1 where the quotient is negative and inexact.
         below = np.floor_divide(a, b)
         differ = np.sign(a) != np.sign(b)
         is_less = (np.remainder(a, b) != 0) & differ
@@ -110,6 +111,7 @@ class _InterpreterRuntime:
 
 
 def _check(array: Array, index: Index, name: str) -> None:
+    """Raise IndexError if an index, or any lane of a vector of indices, is outside the array."""
     if not isinstance(index, np.ndarray) and 0 <= index < len(array):  # what most accesses are
         return
     where = np.asarray(index)
@@ -218,6 +220,8 @@ class _PythonEmitter:
         lanes, kind = dt.lanes(buffer.dtype), dt.element(buffer.dtype)
         count = " * ".join(f"({self.text(d)})" for d in buffer.shape) or "1"
         shape = f"({count},)" if lanes == 1 else f"({count}, {lanes})"
+        # NaN and 77 are canaries: a program that reads an element it never wrote yields a visibly
+        # wrong result.
         fill = "np.nan" if dt.is_float(kind) else "77" if kind != "bool" else "False"
         self.put(
             depth,
@@ -225,7 +229,7 @@ class _PythonEmitter:
         )
 
     def constant(self, value: object) -> str:
-        """Return a name under which the source reaches a value that has no text."""
+        """Return a global name of the generated source that holds a value without a literal."""
         name = f"c{len(self.values)}"
         self.values[name] = value
         return name
@@ -345,7 +349,7 @@ class _PythonEmitter:
 
 
 class _MaskedPrinter:
-    """Text of an expression whose vector loads happen under a mask."""
+    """A printer of vector expressions whose loads are masked per lane."""
 
     def __init__(self, source: _PythonEmitter) -> None:
         self._source = source
@@ -404,6 +408,7 @@ def _bind(func: PrimFunc, arrays: Sequence[Argument]) -> dict[Var, Any]:
         if isinstance(buffer, Var):
             continue
         for dim, size in zip(buffer.shape, np.shape(array), strict=True):
+            # A symbolic size is bound by the first array that has it; every other array must agree.
             if isinstance(dim, Var) and values.setdefault(dim, size) != size:
                 raise ValueError(f"interpreter: {dim.name!r} is {values[dim]} and {size}")
     return values
@@ -479,5 +484,6 @@ def _unpacked(packed: Array, dtype: str, count: int) -> Array:
     if dtype in dt.SMALL_FLOATS:
         return np.asarray(codes.view(target))
     if dt.carrier(dtype) == "int8":
+        # Sign extension: move the sign bit to bit 7, then shift back arithmetically.
         return np.asarray((codes << (8 - bits)).astype(np.int8) >> (8 - bits)).astype(target)
     return np.asarray(codes.astype(target))

@@ -213,7 +213,9 @@ class _StmtPrinter:
     def _new_buffer(
         self, s: Allocate | DeclBuffer, constructor: str, indent: int, last: bool
     ) -> None:
-        """Print `name = made` for the rest of a block, `with made as name` elsewhere."""
+        """Print `name = constructor(...)` at the end of a block, `with constructor(...) as name`
+        elsewhere.
+        """
         if last:
             name = self.names.make(s.buffer, s.buffer.name)
             self._opened(s, f"{name} = {constructor}", indent)

@@ -69,7 +69,8 @@ class Reduction:
     def joined(
         self, places: Elements, left_values: Sequence[PrimExpr], right: Sequence[PrimExpr]
     ) -> Stmt:
-        """Return the statement that combines two partial results into elements of other buffers.
+        """Return the combiner applied to two partial results, stored into elements of other
+        buffers.
 
         Args:
             places: a buffer and indices per result.
@@ -96,7 +97,7 @@ class Reduction:
 
 
 class _CombinationRewriter(ExprRewriter):
-    """A rewriter that substitutes elements and variables in a combination."""
+    """A rewriter that substitutes elements and variables in a combiner."""
 
     def __init__(
         self,
@@ -125,8 +126,8 @@ class _CombinationRewriter(ExprRewriter):
 
 
 def reduction_of(block: Block) -> Reduction | None:
-    """Return the decomposed reduction of a block; None for a block without init or with an update
-    of unknown form.
+    """Return a block's reduction; None for a block without init or with an update of
+    unknown form.
     """
     starts = None if block.init is None else _stored(block.init)
     if starts is None:
@@ -145,6 +146,9 @@ def _stored(stmt: Stmt) -> dict[Buffer, BufferStore] | None:
 
 
 def _reduction_of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
+    """Match stores `c[i] = op(c[i], x)` with one of the known reduction operators, one per
+    result.
+    """
     updates = _stored(block.body)
     if updates is None or updates.keys() != starts.keys():
         return None
@@ -174,6 +178,9 @@ def _reduction_of_operators(block: Block, starts: Mapping[Buffer, BufferStore]) 
 
 
 def _reduction_of_terms(block: Block, starts: Mapping[Buffer, BufferStore]) -> Reduction | None:
+    """Match lets of the terms followed by stores of all results, as a comm_reducer of several
+    values lowers.
+    """
     terms: list[tuple[Var, PrimExpr]] = []
     body = block.body
     while isinstance(body, LetStmt) and len(terms) < len(starts):

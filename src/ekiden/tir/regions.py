@@ -209,6 +209,8 @@ def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyz
     if base is None or math.isinf(low) or math.isinf(high):
         return full_axis
     extent = int(high - low) + 1
+    # Intervals without known bounds come out this large; a box of that size would only be a wrong
+    # guess.
     if extent >= UNKNOWN_EXTENT:
         return full_axis
     if isinstance(dim, IntImm) and extent >= dim.value:
@@ -217,7 +219,7 @@ def _range(axis: int, dim: PrimExpr, touched: Sequence[Access], analyzer: Analyz
 
 
 def _box(buffer: Buffer, touched: Sequence[Access]) -> tuple[Range, ...]:
-    """Return the box that accesses touch; the point itself where they all access one point."""
+    """Return the box that accesses touch; the exact point where all of them access one point."""
     first = touched[0]
     is_point = len(first.indices) == len(buffer.shape) and all(
         a.extents is None

@@ -95,6 +95,7 @@ def decode(code: PrimExpr, dtype: str) -> PrimExpr:
     word_f32 = _choose(magnitude >= _word(1 << form.mantissa), normal, small)
     if form.infinity is not None:
         word_f32 = _choose(magnitude >= _word(form.infinity), _word(_F32_INFINITY_BITS), word_f32)
+    # The fnuz formats have one NaN, the code of negative zero; it is handled last, with the sign.
     if form.nan is not None and form.nan <= 0x7F:
         first = form.nan if form.infinity is None else form.infinity + 1
         word_f32 = _choose(magnitude >= _word(first), _word(_F32_NAN_BITS), word_f32)
@@ -121,6 +122,8 @@ def encode(value: PrimExpr, dtype: str) -> PrimExpr:
     form, word = SMALL_FLOAT_FORMATS[dtype], _bits(value)
     width = form.exponent + form.mantissa
     absolute = _and(word, 0x7FFFFFFF)
+    # All in uint32: the rounding carry out of the mantissa increments the exponent, which is the
+    # correct result of rounding up to a power of two.
     cut = 23 - form.mantissa
     odd = _and(_shr(absolute, cut), 1)
     # Round half to even in integers: add half a unit less one, plus the kept part's lowest bit.

@@ -294,6 +294,8 @@ class _Verifier:
         """Fail for an index that provably leaves its axis; accesses under a condition are not
         checked.
         """
+        # Only provable faults are errors: an access under any condition may be guarded by it, and
+        # strides may move an element anywhere.
         if self.conditions or buffer.strides or buffer.elem_offset is not None:
             return
         shape = buffer.shape
@@ -369,6 +371,8 @@ class _Verifier:
                 if e.buffer not in self.defined:
                     self.fail(f"buffer '{e.buffer.name}' is not allocated")
                 self.load(e, id(e) in guarded)
+            # Nodes are shared (hash-consed) in large programs; checking each once per scope keeps
+            # the verifier linear.
             if id(e) not in self.checked:
                 self.checked.add(id(e))
                 self.node(e)
@@ -443,6 +447,8 @@ class _Verifier:
             if touch.is_store:
                 stores.setdefault(touch.buffer, []).append(touch)
         for buffer, buffer_stores in stores.items():
+            # CompactBufferAllocation will give each iteration its own copy, so two iterations
+            # cannot meet in it.
             if not self.lowered and self.is_private(loop, buffer):
                 continue
             for store in buffer_stores:
@@ -477,6 +483,8 @@ class _Verifier:
         if not moving:
             element = store.place()
             self.fail(f"every step of the {kind} loop '{var.name}' stores to the same {element}")
+        # The check is deliberately incomplete: it reports races that are certain, and leaves
+        # undecidable ones to the primitives.
         if len(moving) > 1 or not isinstance(loop.extent, IntImm):
             return
         form = linear_form(moving[0], [var, *ranges])

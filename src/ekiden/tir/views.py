@@ -20,7 +20,7 @@ from ekiden.tir.visitor import ExprRewriter, StmtMutator, substitute, walk, with
 
 
 def resolved(view: DeclBuffer) -> Stmt:
-    """Return the body of a view with accesses of the source buffer.
+    """Return the body of a view, its accesses replaced by accesses of the source buffer.
 
     Stride and offset variables get the values that the source gives them. Raises CompileError for a
     view with another element dtype.
@@ -31,6 +31,8 @@ def resolved(view: DeclBuffer) -> Stmt:
             f" {view.source.name!r}, which holds {view.source.dtype}"
         )
     body = _ViewResolver(view).visit(view.body)
+    # Without a region, the view is the whole source with other dimensions: its layout variables
+    # keep their defaults.
     if not view.mins:
         return body
     strides = _strides(view.source)[len(view.mins) - len(view.buffer.shape) :]

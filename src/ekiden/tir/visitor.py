@@ -44,7 +44,7 @@ def is_nothing(stmt: Stmt) -> bool:
 
 
 def sequence(*statements: Stmt) -> Stmt:
-    """Return statements in order as `seq` does, without empty ones."""
+    """Return statements in order as `seq` does, without no-ops."""
     nonempty = [s for s in statements if not is_nothing(s)]
     return seq(*nonempty) if nonempty else EMPTY_STMT
 

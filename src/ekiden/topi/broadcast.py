@@ -78,7 +78,7 @@ def joint_shape(*tensors: Tensor) -> Shape:
 def broadcast_indices(
     indices: Sequence[PrimExpr], shape: Shape, joint: Shape
 ) -> tuple[PrimExpr, ...]:
-    """Indices into a tensor of `shape` for an element of its broadcast to `joint`."""
+    """Return the indices into a tensor of `shape` for an element of its broadcast to `joint`."""
     start = len(joint) - len(shape)
     return tuple(
         _index(i, d, j) for i, d, j in zip(indices[start:], shape, joint[start:], strict=True)
@@ -102,7 +102,9 @@ def as_tensor(value: Tensor | ExprLike, like: Tensor | None = None) -> Tensor:
 
 
 def element(x: Tensor, indices: Sequence[PrimExpr]) -> PrimExpr:
-    """Return an element of `x`; of a constant its number, so that special cases can match it."""
+    """Return an element of `x`, or the number itself for a constant, so that special cases can
+    match it.
+    """
     body = x.op.body[0] if isinstance(x.op, te.ComputeOp) and x.ndim == 0 else None
     return body if body is not None and is_const(body) else x[indices]
 
@@ -153,7 +155,7 @@ def _bitwise(op: str, on_bool: type[BinaryExpr]) -> BinaryScalar:
 
 
 def _guarded(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Return an integer division that cannot trap; by 0 it gives 0; by -1 it gives -a, which may
+    """Return an integer division that cannot trap: by 0 it yields 0, by -1 it yields -a, which may
     wrap.
     """
     if is_const(b) and not is_const(b, 0) and not is_const(b, -1):
@@ -305,7 +307,7 @@ logical_xor   = _named("logical_xor",   _logical_xor)
 
 
 def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Elements of `x` where the condition is not 0, of `y` elsewhere."""
+    """Return elements of `x` where the condition is not 0, of `y` elsewhere."""
     return broadcast(lambda c, a, b: Select(as_bool(c), a, b, a.dtype), "where", condition, x, y)
 
 

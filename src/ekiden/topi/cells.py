@@ -30,7 +30,7 @@ CellValue: TypeAlias = Any
 
 
 class CellMath(Protocol):
-    """Interface of cell arithmetic besides + - *."""
+    """The arithmetic that a cell needs besides + - *: an interface for vectors and arrays."""
 
     def constant(self, value: float) -> CellValue:
         """Return a constant."""
@@ -50,7 +50,7 @@ class CellMath(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VectorMath:
-    """Cell arithmetic on float32 vector expressions."""
+    """Cell arithmetic on vectors of float32 expressions."""
 
     lanes: int
 
@@ -115,8 +115,8 @@ def _unit(m: CellMath, x: CellValue) -> CellValue:
 
 
 def _softplus(m: CellMath, x: CellValue) -> CellValue:
-    """log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), where log1p(d) is log(u) + (d - (u - 1)) / u
-    with u = 1 + d as it is rounded: the quotient is what rounding took away.
+    """Return log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), log1p corrected for the rounding of 1
+    + x.
     """
     decay = m.call("exp", m.constant(0.0) - m.call("abs", x))
     one = m.constant(1.0)
@@ -126,8 +126,8 @@ def _softplus(m: CellMath, x: CellValue) -> CellValue:
 
 
 def _elu(m: CellMath, x: CellValue, alpha: float) -> CellValue:
-    """x, or alpha (exp(x) - 1) where x < 0: exp(x) - 1 is 2 t / (1 - t) with t = tanh(x / 2), which
-    keeps the digits near 0.
+    """Return x, or alpha * (exp(x) - 1) where x < 0, computed by tanh(x / 2) to keep the digits
+    near 0.
     """
     t = m.call("tanh", m.constant(0.5) * _negative(m, x))
     return _relu(m, x) + m.constant(2.0 * alpha) * m.divide(t, m.constant(1.0) - t)
@@ -183,8 +183,8 @@ INT32_INPUTS = ("lengths", "sums", "places")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Configuration of a recurrent layer: activations by name with alpha and beta, and the optional
-    inputs that it has.
+    """The configuration of a recurrent layer: activations by name with alpha and beta, and its
+    optional inputs.
     """
 
     kind: str
@@ -202,7 +202,9 @@ class Cell:
 
     @property
     def phases(self) -> tuple[tuple[int, ...], ...]:
-        """Gates of each product of a step; a second one multiplies what the first made."""
+        """Return the gates of each matrix product of a step; a second product multiplies a result
+        of the first.
+        """
         return ((0, 1), (2,)) if self.reset_first else (tuple(range(self.gates)),)
 
     def act(self, m: CellMath, n: int, x: CellValue) -> CellValue:

@@ -59,7 +59,7 @@ def as_dim(value: ExprLike) -> PrimExpr:
 
 
 def as_shape(dims: Iterable[Dim]) -> Shape:
-    """Attribute dimensions as a shape."""
+    """Return dimensions of attributes as a shape."""
     return tuple(as_dim(d) for d in dims)
 
 
@@ -72,7 +72,7 @@ def as_attr(dims: Iterable[Dim] | Dim) -> Dims:
 
 
 def axes_attr(axis: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return axes as attributes hold them; None stands for all."""
+    """Return axes in the form that attributes store; None stands for all axes."""
     if axis is None:
         return None
     return (axis,) if isinstance(axis, int) else tuple(axis)
@@ -171,7 +171,7 @@ _assumed: ContextVar[list[PrimExpr] | None] = ContextVar("assumed", default=None
 
 @contextmanager
 def assumptions() -> Iterator[list[PrimExpr]]:
-    """Collect the conditions on symbolic dimensions that type relations assume inside of the block:
+    """Collect the conditions on symbolic dimensions that type relations assume inside the context:
     a run must meet them, or its kernels read out of bounds.
     """
     conditions: list[PrimExpr] = []
@@ -302,6 +302,8 @@ def broadcast_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
         return b
     if known(a) is not None and known(b) is not None:
         return None
+    # Symbolic dimensions may still be equal or 1: the result is formed, and a run checks the
+    # assumption.
     assume(lambda: _broadcasts(a, b), (a, b))
     if known(a) is not None or known(b) is not None:
         return a if known(a) is not None else b
@@ -471,6 +473,8 @@ def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[Prim
         return as_dim(0), AnyDim()
     first, last = known(begin), known(end)
     if stride > 0:
+        # Larger than any axis: no clamping to the size is needed, which keeps the extent a constant
+        # expression.
         open_end = last is not None and last >= OPEN_END
         start = maximum(_from_front(begin, size), 0)
         stop = size if open_end else minimum(_from_front(end, size), size)
@@ -485,7 +489,8 @@ def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[Prim
 def infer_reshape(
     shape: Sequence[PrimExpr], newshape: Sequence[Dim], allow_zero: bool = False
 ) -> Shape:
-    """The shape `newshape` asks for, whose numbers read the data's dimensions from the left:
+    """Return the shape that `newshape` describes; its special numbers consume the data's dimensions
+    from the left:
 
     n > 0  that extent                   -2  all dimensions that are left
     0      copies one (unless allowed)   -3  the product of two
@@ -507,6 +512,8 @@ def infer_reshape(
         if before is not None and after is not None and before != after:
             raise ValueError(f"{before} elements cannot become {after}")
         return tuple(known_dims)
+    # Cancelling symbolic factors keeps the dimension exact: n * 4 / n is 4, without a division at
+    # run time.
     inferred = _quotient(shape, [d for hole_factors in factors for d in hole_factors or ()])
     return tuple(inferred if d is None else d for d in dims)
 

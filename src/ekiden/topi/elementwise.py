@@ -41,7 +41,9 @@ def as_bool(x: PrimExpr) -> PrimExpr:
 
 
 def wide(x: PrimExpr) -> PrimExpr:
-    """Return half-precision values as float32, in which their arithmetic is done."""
+    """Return half-precision values as float32, in which their arithmetic is done; others
+    unchanged.
+    """
     return cast_scalar(x, "float32") if x.dtype in ("float16", "bfloat16") else x
 
 
@@ -173,7 +175,9 @@ def clip(x: Tensor, a_min: float, a_max: float) -> Tensor:
 
 
 def _bounds(dtype: str, a_min: float, a_max: float) -> tuple[float | None, float | None]:
-    """Return the bounds that can exclude values of `dtype`; beyond its ends they are those."""
+    """Return the bounds that can exclude values of `dtype`; bounds beyond its range are replaced by
+    its limits.
+    """
     if dt.is_float(dtype):
         return None if a_min == -math.inf else a_min, None if a_max == math.inf else a_max
     if dtype == "bool":

@@ -128,6 +128,8 @@ def gather_nd(
         """Return the element at the first `count` coordinates; batch axes are shared."""
         at: list[PrimExpr] = list(i[:batch_dims])
         for n in range(count):
+            # Negative indices count from the end; the checks of the operator have excluded all
+            # others.
             at.append(
                 from_either_end(indices[(as_dim(n), *i[:index_axes])], a.shape[batch_dims + n])
             )
@@ -160,6 +162,8 @@ def adv_index(data: Tensor, indices: Sequence[Tensor]) -> Tensor:
     """Return `data[i0, i1, ...]` for broadcast index tensors on the leading axes, as NumPy's
     advanced indexing.
     """
+    # NumPy's advanced indexing: index tensors broadcast against each other, and replace the leading
+    # axes.
     joint = joint_shape(*indices)
     rank, used = len(joint), len(indices)
 

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def whole(layout: str) -> str:
-    """Return the layout without inner axes: NCHW16c -> NCHW."""
+    """Return the layout of primal axes, without inner parts: NCHW16c -> NCHW."""
     return "".join(letter for letter, _ in parse(layout) if letter.isupper())
 
 
@@ -36,8 +36,9 @@ def axis(layout: str, letter: str) -> int:
 
 
 def permutation(source: str, target: str) -> tuple[int, ...]:
-    """Axes for a transpose that turns `source` into `target`, which has the same letters. Raises
-    ValueError if it has others."""
+    """Return the axes of a transpose from `source` to `target`, which has the same letters. Raises
+    ValueError if it has others.
+    """
     if sorted(source) != sorted(target):
         raise ValueError(f"layout {source!r} cannot be permuted to {target!r}")
     return tuple(source.index(letter) for letter in target)

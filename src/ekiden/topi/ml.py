@@ -58,8 +58,8 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
     rows, trees = data.shape[0], roots.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process few rows one by one, so that a thread's minimum share is known; else blocks of
-        rows.
+        """Emit the walk of few rows one by one, so that a thread's minimum share is known; else of
+        blocks of rows.
         """
         ib = IRBuilder()
         walk = _Walk(ib, depth, *map(ib.buffer_ptr, ins))
@@ -76,7 +76,7 @@ def tree_leaves(data: Tensor, roots: Tensor, nodes: Sequence[Tensor], depth: int
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Walk through trees whose nodes are those of `tree_leaves`."""
+    """A walk through trees whose nodes are those of `tree_leaves`."""
 
     ib: IRBuilder
     depth: int
@@ -107,8 +107,8 @@ class _Walk:
                     leaves_out[i, t] = cast(leaf, "int32")
 
     def leaves(self, row: PrimExpr, trees: Sequence[PrimExpr]) -> list[PrimExpr]:
-        """Return the leaves that a row reaches in some trees; all advance together until none
-        moves.
+        """Emit the walk of one row through some trees, all of which advance together until none
+        moves; return the leaves.
         """
         ib = self.ib
         states = ib.allocate("int64", len(trees), "states", "register")
@@ -156,8 +156,8 @@ def couple(pairs: Tensor, steps: int = 100, tolerance: float = 0.005) -> Tensor:
     expect_shape("couple", "pairs", pairs.shape, (None, classes, None))
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Wu, Lin and Weng (2004), algorithm 2: each probability in turn is set to what minimizes
-        p'Qp and all are scaled to sum 1, until p'Qp - (Qp)_t is small for each class.
+        """Emit algorithm 2 of Wu, Lin and Weng (2004): each probability in turn is set to what
+        minimises p'Qp and all are scaled to sum 1, until p'Qp - (Qp)_t is small for each class.
         """
         ib = IRBuilder()
         r, p = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])

@@ -38,7 +38,9 @@ def _rotated(x: PrimExpr, by: int) -> PrimExpr:
 
 
 def threefry(ib: IRBuilder, key: Sequence[PrimExpr], counter: Sequence[PrimExpr]) -> list[PrimExpr]:
-    """Encrypt a counter: return four words of Threefry-4x64-20 (Salmon et al. 2011)."""
+    """Emit the encryption of a counter by Threefry-4x64-20; return the four words (Salmon et al.
+    2011). 2011).
+    """
     last: PrimExpr = const(THREEFRY_PARITY, WORD_DTYPE)
     for key_word in key:
         last = call_intrin("bitwise_xor", last, key_word)
@@ -50,6 +52,8 @@ def threefry(ib: IRBuilder, key: Sequence[PrimExpr], counter: Sequence[PrimExpr]
         for a, b, by in pairs:
             x[a] = ib.let("x", x[a] + x[b])
             x[b] = ib.let("x", call_intrin("bitwise_xor", _rotated(x[b], by), x[a]))
+        # The key schedule: after every four rounds the next rotation of the five key words is
+        # added, the last of them with the round number.
         if r % 4 == 3:
             injection = r // 4 + 1
             x = [ib.let("x", w + keys[(injection + n) % 5]) for n, w in enumerate(x)]
@@ -74,6 +78,7 @@ def threefry_generate(gen: Tensor, out_shape: Sequence[Dim]) -> tuple[Tensor, Te
     """Return the advanced generator, and random uint64 words in `out_shape`."""
     _check("threefry_generate", gen)
     shape = as_shape(out_shape)
+    # Four words per block; a generator advances by whole blocks, so that no word is used twice.
     count = product(shape)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
@@ -90,6 +95,8 @@ def threefry_generate(gen: Tensor, out_shape: Sequence[Dim]) -> tuple[Tensor, Te
             new[5] = old[5] + const(1, WORD_DTYPE)
         with ib.for_range(0, blocks, "block", kind="parallel") as block:
             low = ib.let("low", old[4] + cast(block, WORD_DTYPE))
+            # Unsigned wrap-around is the carry into the counter's next word; it happens once in
+            # 2**64 blocks.
             carried = cast(low < old[4], WORD_DTYPE)
             key = [ib.let("key", old[n]) for n in range(4)]
             block_words = threefry(ib, key, [low, old[5] + carried, old[6], old[7]])
@@ -118,6 +125,8 @@ def threefry_split(gen: Tensor) -> tuple[Tensor, Tensor]:
         for side, buffer in enumerate(outs):
             new = ib.buffer_ptr(buffer)
             counter = [old[n] for n in range(4, 7)]
+            # The top bit separates these counters from all that generation uses, so the children
+            # are independent of the parent's numbers.
             marked = call_intrin("bitwise_xor", old[7], const(2**63 + side, WORD_DTYPE))
             key = threefry(ib, [old[n] for n in range(4)], [*counter, marked])
             for n in range(GENERATOR_WORDS):
@@ -205,12 +214,16 @@ def multinomial(gen: Tensor, probs: Tensor, num_samples: Dim) -> tuple[Tensor, T
     k = te.reduce_axis((0, size), "k")
 
     def body(*i: Var) -> PrimExpr:
-        """Return the number of running sums that a draw, scaled to the total weight, has passed."""
+        """Return the number of cumulative weights that a draw, scaled to the total weight, has
+        passed (inverse transform sampling).
+        """
         scaled_draw = cast(draws[i], probs.dtype) * sums[(*i[:-1], size - 1)]
         passed = sums[(*i[:-1], k)] <= scaled_draw
         return te.sum(cast(passed, "int32"), k)
 
     drawn = te.compute(shape, body, name="multinomial_count", tag="reduce")
+    # Rounding of the cumulative sums may make a draw pass the last one; it then takes the last
+    # index.
     last = cast(size - 1, "int32")
     return new, te.compute(
         shape, lambda *i: te.min(drawn[i], last), name="multinomial", tag="elemwise"

@@ -100,7 +100,7 @@ class Selection:
             self.order[p] = 0
 
     def begin(self, ranks: BufferVar, order: BufferVar, start: PrimExpr, size: PrimExpr) -> None:
-        """Keep the sorted ranks[start : start + size] with their positions."""
+        """Emit the initial list: the sorted ranks[start : start + size] with their positions."""
         with self.ib.for_range(0, size, "p") as p:
             self.kept[p + MOVE_LANES] = ranks[start + p]
             self.order[p + MOVE_LANES] = order[start + p]
@@ -110,7 +110,7 @@ class Selection:
         return self.order[n + MOVE_LANES]
 
     def scan(self, low: PrimExpr, size: PrimExpr, ranked: Callable[[PrimExpr], PrimExpr]) -> None:
-        """Process the elements from `low` to `size`, with ranks from `ranked`."""
+        """Emit the comparison of the elements from `low` to `size`, with ranks from `ranked`."""
         ib = self.ib
         full_blocks = ib.let("whole", maximum(size - low, 0) // COMPARE_BLOCK)
         with ib.for_range(0, full_blocks, "block") as number:

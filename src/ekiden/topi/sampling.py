@@ -56,8 +56,8 @@ def constrain_logits(
     logits: Tensor, history: Tensor, rows: Tensor, lengths: Tensor, penalties: Tensor,
     moves: Tensor, states: Tensor,
 ) -> Tensor:  # fmt: skip
-    """Logits [n, tokens] where tokens of a text are less likely, and those that an automaton does
-    not take are -inf.
+    """Return logits [n, tokens] with a penalty on tokens of a text, and -inf for tokens that an
+    automaton does not accept.
 
     Row i continues the first `lengths[i]` tokens of row `rows[i]` of `history` [texts, width]; the
     logits of those become smaller by `penalties[i]` (those above 0 divided, others multiplied; 1
@@ -82,8 +82,9 @@ def constrain_logits(
     )
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Rows in parallel. The logits of a row's past tokens are read all before any is written: a
-        token that comes again is changed once.
+        """Emit the repetition penalty and the automaton's mask, rows in parallel. The logits of a
+        row's past tokens are read all before any is written: a token that comes again is changed
+        once.
         """
         ib = IRBuilder()
         _, past, row_of, length_of, penalty_of, table, state_of = map(ib.buffer_ptr, ins)
@@ -94,6 +95,8 @@ def constrain_logits(
             with ib.if_scope(binary(NE, penalty, const(1.0))):
                 old = ib.allocate("float32", (width,), "old")
                 row, length = ib.let("row", cast(row_of[n], "int64")), cast(length_of[n], "int64")
+                # Two passes, the first over unmodified logits: a repeated token is penalised once,
+                # not once per occurrence.
                 for is_last in (False, True):  # a token that comes again is changed once
                     with ib.for_range(0, length, "i") as i:
                         token = ib.let("token", cast(past[row, i], "int64"))
@@ -121,7 +124,7 @@ def constrain_logits(
 
 
 class _Draw:
-    """Draw of one row of weights, as statements."""
+    """The statements that draw a token from one row of weights."""
 
     def __init__(self, ib: IRBuilder, weights: BufferVar, row: PrimExpr, tokens: PrimExpr) -> None:
         self.ib, self.row, self.tokens, self.weights = ib, row, tokens, weights
@@ -140,7 +143,7 @@ class _Draw:
                 step(token, value)
 
     def mass(self) -> PrimExpr:
-        """Return the sum of those weights."""
+        """Emit the sum of the weights that are not cut off."""
         self.total[0] = const(0.0, _MASS_DTYPE)
 
         def grow(token: PrimExpr, value: PrimExpr) -> None:
@@ -155,8 +158,8 @@ class _Draw:
         return maximum(minimum(bits // (1 << BUCKET_SHIFT), const(BUCKETS - 1)), const(0))
 
     def cut(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
-        """Raise the limit to the largest weight such that those from it on, weighed, reach the
-        target.
+        """Emit the raise of the limit to the largest weight such that the weights from it on,
+        weighed, reach the target.
         """
         ib = self.ib
         with ib.for_range(0, BUCKETS, "bucket") as n:
@@ -171,6 +174,8 @@ class _Draw:
         self.found[0] = const(BUCKETS - 1)
         self.total[0] = const(0.0, _MASS_DTYPE)
         bucket_number = self.found[0]
+        # A histogram over the highest bits first: one pass counts, a second one collects the single
+        # bucket in which the limit is.
         with ib.while_loop(
             logical_and(bucket_number > 0, self.total[0] + self.sums[bucket_number] < target)
         ):
@@ -188,13 +193,15 @@ class _Draw:
         self.bisect(target, weigh)
 
     def bisect(self, target: PrimExpr, weigh: Callable[[PrimExpr], PrimExpr]) -> None:
-        """Search the limit among one bucket's weights by their bits: found[0] reaches the target,
-        found[1] does not.
+        """Emit the search for the limit among one bucket's weights, a bisection of their bits:
+        found[0] reaches the target, found[1] does not.
         """
         ib = self.ib
         first = ib.let("first", self.found[0] * (1 << BUCKET_SHIFT))
         self.found[0] = first
         self.found[1] = first + (1 << BUCKET_SHIFT)
+        # The bits of floats >= 0 order like the floats, so the search ends after BUCKET_SHIFT
+        # steps, without a sort.
         with ib.while_loop(self.found[1] - self.found[0] > 1):
             middle = ib.let("middle", (self.found[0] + self.found[1]) // 2)
             self.total[1] = self.total[0]
@@ -210,7 +217,7 @@ class _Draw:
         self.limit[0] = maximum(self.limit[0], minimum(limit, const(1.0)))
 
     def token(self, share: PrimExpr) -> PrimExpr:
-        """Return the token at which a share of the mass is passed; -1 where no weight is
+        """Emit the draw: the token at which a share of the mass is passed; -1 where no weight is
         above 0.
         """
         ib = self.ib

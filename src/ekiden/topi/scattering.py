@@ -73,8 +73,8 @@ def scatter_elements(
     combine = _reduction("scatter_elements", reduction)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process rows in parallel, the updates of one row in order: the last of two at one
-        position wins.
+        """Emit rows in parallel, the updates of one row in order: the last of two at one position
+        wins.
         """
         axes = axes_of(indices.shape)
         indices_of_update = variables(axes)
@@ -278,7 +278,7 @@ def sparse_to_dense(
         raise ValueError("sparse_to_dense: one position cannot take several values")
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Fill in parallel, then store the values in order: the last of equal positions wins."""
+        """Emit the fill in parallel, then the stores in order: the last of equal positions wins."""
         axes = axes_of(shape)
         fill = ins[2][()] if isinstance(default_value, Tensor) else convert(default_value, dtype)
         filled = parallel_outer(axes, 1, BufferStore(outs[0], cast(fill, dtype), variables(axes)))

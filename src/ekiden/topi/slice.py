@@ -143,6 +143,7 @@ def dynamic_strided_slice(
         else:
             first = Select(step < 0, size - 1, const(0), "int64")
         first = Select(first < 0, first + size, first, "int64")
+        # Bounds are data: clamped as NumPy does, so that no element out of range is read.
         first = te.max(te.min(first, Select(step < 0, size - 1, size, "int64")), 0)
         return te.max(te.min(first + n * step, size - 1), 0)
 
@@ -176,6 +177,7 @@ def split_ranges(cuts: int | Sequence[Dim], size: PrimExpr) -> list[tuple[PrimEx
             raise ValueError(f"an axis is cut into 1 to {MAX_PARTS} parts, got {cuts}")
         number = known(size)
         if number is None and not prove_equal(size % cuts, as_dim(0)):
+            # Equal parts of a symbolic axis: divisibility is left to a check of the run.
             assume(lambda: (size % cuts).equal(0), (size,))
         if number is not None and number % cuts:
             raise ValueError(f"an axis of extent {number} does not divide into {cuts} equal parts")

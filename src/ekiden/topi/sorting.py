@@ -52,12 +52,15 @@ def before(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 def merge_sort(
     ib: IRBuilder, ranks: BufferVar, order: BufferVar, size: PrimExpr, half: PrimExpr
 ) -> PrimExpr:
-    """Sort ranks[:size] with their positions order[:size]; both buffers have two halves of `half`.
+    """Emit the merge sort of ranks[:size] with their positions order[:size]; both buffers have two
+    halves of `half`.
 
     Gives where the sorted half begins: 0 or `half` by the parity of the number of passes.
     """
     begins = ib.allocate("int64", 1, "begins", "register")  # where the sorted half begins
     begins[0] = 0
+    # A constant number of passes, guarded: the extent may be symbolic, and 2**48 elements exceed
+    # any memory.
     with ib.for_range(0, MAX_MERGE_PASSES, "pass") as step:
         width = ib.let("width", call_intrin("left_shift", const(1, "int64"), step))
         with ib.if_scope(width < size):
@@ -79,15 +82,19 @@ def _merge(
     target: PrimExpr,
     bounds: tuple[PrimExpr, PrimExpr, PrimExpr],
 ) -> None:
-    """Merge two sorted runs into one without branches: the comparison is unpredictable."""
+    """Emit the merge of two sorted runs into one, without branches: the comparison is
+    unpredictable.
+    """
     ranks, order = buffers
     low, middle, high = bounds
     state = ib.allocate("int64", 2, "state", "register")  # the next of the left, of the right run
     state[0], state[1] = low, middle
     with ib.for_range(low, high, "at") as at:
         left_next, right_next = ib.let("left", state[0]), ib.let("right", state[1])
+        # Both loads happen in every step; the clamp keeps the load of an exhausted run in range.
         a = ib.let("a", ranks[source + te.min(left_next, middle - 1)])
         b = ib.let("b", ranks[source + te.min(right_next, high - 1)])
+        # Strictly less: of equal ranks the left one is taken, which makes the sort stable.
         behind = binary(Or, left_next >= middle, b < a)
         second = ib.let("second", logical_and(right_next < high, behind))
         ranks[target + at] = Select(second, b, a, ranks.dtype)
@@ -115,7 +122,7 @@ def sort_extern(
     are_few = selects(extent, size) if valid_count is None else const(False)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process rows in parallel, each by selection where few elements are wanted, else by
+        """Emit rows in parallel, each by selection where few elements are wanted, else by
         sorting.
         """
         ib = IRBuilder()
@@ -170,7 +177,9 @@ PositionMap = Callable[[PrimExpr], PrimExpr]
 
 
 def _sorted(ib: IRBuilder, ranked: PositionMap, count: PrimExpr, size: PrimExpr) -> PositionMap:
-    """Sort `count` of the `size` elements of a row; gives where the k-th was."""
+    """Emit the sort of `count` of the `size` elements of a row; return the map from k to the
+    position of the k-th.
+    """
     first = ranked(const(0))
     ranks = ib.allocate(first.dtype, size * 2, "ranks")
     order = ib.allocate(index_dtype(size), size * 2, "order")
@@ -184,7 +193,9 @@ def _sorted(ib: IRBuilder, ranked: PositionMap, count: PrimExpr, size: PrimExpr)
 def _selected(
     ib: IRBuilder, ranked: PositionMap, count: PrimExpr, size: PrimExpr, dtype: str
 ) -> PositionMap:
-    """Find the `count` first elements of a row, not more than it has; gives where the k-th was."""
+    """Emit the selection of the `count` first elements of a row; return the map from k to the
+    position of the k-th.
+    """
     index = index_dtype(size)
     selection = Selection(ib, count, dtype, index)
     ranks = ib.allocate(dtype, count * 2, "ranks")
@@ -198,7 +209,7 @@ def _selected(
 
 
 def sort(data: Tensor, axis: int = -1, is_ascend: bool | int = 1) -> Tensor:
-    """Elements in order along an axis."""
+    """Return the elements in order along an axis."""
     at = normalize_axis(axis, data.ndim, "sort")
     return sort_extern(data, at, bool(is_ascend), data.shape[at], [("values", data.dtype)])[0]
 
@@ -243,6 +254,8 @@ def topk(
     if number is not None and longest is not None and number > longest:
         raise ValueError(f"topk: k must be at most the extent of the axis, {longest}, got {number}")
     if number is None or longest is None:
+        # With unknown sizes the condition is recorded instead: a larger k would read behind the
+        # row.
         assume(lambda: extent <= size, (extent, size))
     outputs = [(w, data.dtype if w == "values" else dtype) for w in what[ret_type]]
     results = sort_extern(data, at, is_ascend, extent, outputs, name="topk")
@@ -306,7 +319,9 @@ def unique(data: Tensor, is_sorted: bool = True, return_counts: bool = False) ->
     (order,) = sort_extern(data, 0, True, size, [("indices", "int32")], name="unique_order")
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Group equal elements by their sorted positions, numbered in the requested order."""
+        """Emit the grouping of equal elements by their sorted positions, numbered in the requested
+        order.
+        """
         ib = IRBuilder()
         values, sorted_at = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1])
         unique_out, first, inverse, number = (ib.buffer_ptr(b) for b in outs[:4])
@@ -343,7 +358,7 @@ def unique(data: Tensor, is_sorted: bool = True, return_counts: bool = False) ->
 def _group(
     ib: IRBuilder, values: BufferVar, sorted_at: BufferVar, group: BufferVar, size: PrimExpr
 ) -> None:
-    """Set group[p] to the first position whose value equals that of p; the sort is stable."""
+    """Emit group[p] = the first position whose value equals that of p; the sort is stable."""
     with ib.for_range(0, size, "i") as i:
         position = ib.let("here", sorted_at[i])
         with ib.if_scope(i > 0):
@@ -393,7 +408,7 @@ def row_ranks(data: Tensor) -> Tensor:
     rows, width = data.shape
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Compare each pair of rows up to their first difference."""
+        """Emit the comparison of each pair of rows up to their first difference."""
         ib = IRBuilder()
         source, ranks = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:

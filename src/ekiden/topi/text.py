@@ -76,6 +76,7 @@ def find(text: Tensor, keys: Tensor) -> Tensor:
     """
     _rows("text.find", text, keys)
     count, wide, key_wide = keys.shape[0], text.shape[1], keys.shape[1]
+    # A binary search over n keys ends within bit_length(n) steps; 63 are enough for any symbolic n.
     bits = (known(count) or 1 << 62).bit_length()
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
@@ -143,6 +144,8 @@ def match(text: Tensor, moves: Tensor, kinds: Tensor, accepts: Tensor) -> Tensor
                         kind[te.min(cast(byte, "int64"), kinds.shape[0] - 1)], "int64"
                     )
                     column = ib.let("column", te.max(te.min(byte_class, moves.shape[1] - 1), 0))
+                    # Table entries are data: clamped so that a malformed table cannot index out of
+                    # range.
                     state[0] = te.max(te.min(cast(table[state[0], column], "int64"), limit - 1), 0)
             ib.buffer_ptr(outs[0])[i] = final[state[0]]
         return ib.get()
@@ -158,10 +161,11 @@ def change_case(text: Tensor, letters: Tensor, sizes: Tensor, others: Tensor) ->
     """
     _rows("text.change_case", text, others)
     count, wide = letters.shape[0], text.shape[1]
+    # The number of steps of the binary search among the letters, as in `find`.
     bits = (known(count) or 1 << 62).bit_length()
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process code points in order: a binary search among the letters; other code points are
+        """Emit code points in order: a binary search among the letters; other code points are
         copied.
         """
         ib = IRBuilder()
@@ -295,7 +299,7 @@ def count_parts(text: Tensor, delimiter: str = "", maxsplit: int = -1) -> Tensor
     _rows("text.count_parts", text)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Count the parts without storing them."""
+        """Emit the count of the parts, without storing them."""
         ib = IRBuilder()
         source, counts = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
@@ -315,7 +319,7 @@ def split(text: Tensor, slots: Tensor, delimiter: str = "", maxsplit: int = -1) 
     (rows, wide), room = text.shape, slots.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process texts in parallel; parts beyond the slots are dropped."""
+        """Emit texts in parallel; parts beyond the slots are dropped."""
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, rows, "i", kind="parallel") as i:
@@ -356,7 +360,7 @@ def whole_number(text: Tensor) -> Tensor:
     wide = text.shape[1]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process one digit after the other."""
+        """Emit the loop that parses the integer at the beginning of each row, digit by digit."""
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, text.shape[0], "i", kind="parallel") as i:
@@ -400,7 +404,9 @@ def number_parts(text: Tensor) -> Tensor:
     wide = text.shape[1]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process the digits before and after the point, then those of the exponent."""
+        """Emit the loop that parses each number: digits before and after the point, then those of
+        the exponent.
+        """
         ib = IRBuilder()
         source, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(outs[0])
         room = const(10 ** (MAX_DIGITS - 1), "int64")
@@ -427,6 +433,8 @@ def number_parts(text: Tensor) -> Tensor:
                     s[6] = INFINITE_SIGN
                 with ib.if_scope(logical_and(_is_digit(byte), binary(NE, s[4], const(0, "int64")))):
                     exponent = s[5] * 10 + cast(byte - ord("0"), "int64")
+                    # Clamped so that a long exponent cannot overflow int64; the value is then 0 or
+                    # infinity anyway.
                     s[5] = te.min(exponent, const(MAX_EXPONENT, "int64"))
                 with ib.if_scope(logical_and(_is_digit(byte), s[4].equal(0))):
                     with ib.if_scope(s[0] < room):
@@ -453,7 +461,7 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
     rows = digits.shape[0]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Extract digits from the last, write them from the first."""
+        """Emit the extraction of digits from the last, then their output from the first."""
         ib = IRBuilder()
         sign_of, digits_of, exponent_of = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
@@ -493,8 +501,8 @@ def written(signs: Tensor, digits: Tensor, exponents: Tensor, precision: int) ->
 
 
 class _Pen:
-    """Writer of one row: `state` holds the number of digits, of bytes written, and the exponent of
-    the last digit, which is digit 0.
+    """A writer of one row of text: `state` holds the number of digits, of bytes written, and the
+    exponent of the last digit, which is digit 0.
     """
 
     def __init__(

@@ -154,6 +154,7 @@ def tile(a: Tensor, reps: Sequence[Dim]) -> Tensor:
     def index(*i: Var) -> list[PrimExpr]:
         """Return the index within `a`; an axis that is not repeated needs no remainder."""
         return [
+            # A remainder per element would keep the loops of an axis from being vectorised.
             n if is_const(c, 1) else n % d
             for n, d, c in zip(i[start:], a.shape, counts[start:], strict=True)
         ]

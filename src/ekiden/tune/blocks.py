@@ -79,6 +79,7 @@ def try_step(
         try:
             step(copy, *args)
         except ScheduleError:
+            # Nothing was sampled, so another try would fail in the same way.
             if not copy.trace.decisions:
                 break
             continue

@@ -22,17 +22,17 @@ Matrix: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.float64]]"
 
 
 class CostModel(Protocol):
-    """A model that predicts time ratios."""
+    """Cost model that predicts time ratios."""
 
     def fit(self, rows: Sequence[Features], ratios: Sequence[float]) -> None:
-        """Fit to measurements: forgets what it knew."""
+        """Fit to measurements, replacing earlier ones."""
 
     def predict(self, rows: Sequence[Features]) -> list[float]:
         """Predict log ratios; only their order counts."""
 
 
 class _Table:
-    """A feature matrix whose columns are the names present at construction."""
+    """Feature matrix whose columns are the feature names present at construction."""
 
     def __init__(self, rows: Sequence[Features]) -> None:
         self.names = list(dict.fromkeys(name for row in rows for name in row))
@@ -44,8 +44,8 @@ class _Table:
 
 
 class NearestNeighbours:
-    """A distance-weighted mean of all measurements, over log-scaled features. It needs only NumPy,
-    and a dozen measurements are enough.
+    """Kernel regression: a distance-weighted mean of all measurements, over log-scaled features. It
+    needs only NumPy, and a dozen measurements are enough.
     """
 
     def __init__(self, width: float = 0.5) -> None:
@@ -72,7 +72,7 @@ class NearestNeighbours:
 
 
 class BoostedTrees:
-    """LightGBM's gradient-boosted trees. Raises CompileError if it is not installed."""
+    """Gradient-boosted trees of LightGBM. Raises CompileError if it is not installed."""
 
     def __init__(self) -> None:
         try:

@@ -33,7 +33,7 @@ ASSUMED_TRIP_COUNT = 16
 
 @dataclass(slots=True)
 class _Sums:
-    """Feature totals accumulated while walking the program."""
+    """Feature totals, accumulated while a program is walked."""
 
     stores: float = 0.0
     operations: float = 0.0
@@ -71,7 +71,7 @@ def program_features(func: PrimFunc) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _LoopNest:
-    """The loops around a statement: iterations, vector lanes, unrolled copies, iterations of the
+    """Loop nest around a statement: iterations, vector lanes, unrolled copies, iterations of the
     innermost serial loop.
     """
 

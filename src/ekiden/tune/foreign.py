@@ -40,7 +40,9 @@ RECORDS_FILE = "database_tuning_record.json"
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A record that could not be imported. line: its line number in the file, from 1."""
+    """Tuning record that could not be imported: its line, and why. line: its line number in the
+    file, from 1.
+    """
 
     line: int
     why: str
@@ -48,7 +50,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class ImportedRecords:
-    """The candidates imported from another tuner's records."""
+    """Candidates imported from another tuner's records."""
 
     candidates: tuple[Candidate, ...]
     skipped: tuple[Skipped, ...]
@@ -199,7 +201,7 @@ ANNOTATION_PREFIX = "meta_schedule."
 
 
 class _Replay:
-    """Replays a TVM trace on a schedule here."""
+    """Replay of a TVM trace on a schedule here."""
 
     def __init__(self, schedule: tir.Schedule, decisions: Mapping[int, object]) -> None:
         self._schedule = schedule

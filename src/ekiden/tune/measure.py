@@ -39,7 +39,7 @@ STATUSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one candidate. ratio: its time over the default's, in the same process."""
+    """Outcome of one candidate. ratio: its time over the default's, in the same process."""
 
     candidate: Candidate
     status: str
@@ -69,7 +69,8 @@ class _Built:
 
 @dataclass(frozen=True)
 class Measurer:
-    """Builds candidates in parallel processes, and runs them in others, one after the other.
+    """Measurer that builds candidates in parallel processes, and runs them in others, one after the
+    other.
 
     executor: where that is done, any concurrent.futures.Executor; None for threads of this process
     that each ask a process. With an executor several batches run at the same time, on as many
@@ -137,6 +138,8 @@ class Measurer:
             c: o for c, o in builds.items() if isinstance(o, Outcome)
         }
         images = [b for c in candidates if isinstance(b := builds[c], _Built) and c != default]
+        # Every process times the default too: ratios within a process are robust to the machine's
+        # load.
         shared = [base]
         if incumbent is not None and isinstance(also := builds[incumbent], _Built):
             shared.append(also)
@@ -172,7 +175,7 @@ class Measurer:
         return [replies[i] for i in range(len(jobs))]
 
     def release(self) -> None:
-        """Ask the executor to end the idle workers that its processes keep for the next job."""
+        """Ask the executor to end the idle workers, which its processes keep for the next job."""
         if self.executor is None:
             return
         tasks = []
@@ -249,6 +252,7 @@ class Measurer:
             for batch, reply in zip(running, self._ask(jobs, width), strict=True):
                 outcomes, again = _outcomes(shared, batch, reply)
                 yield outcomes
+                # Candidates without a verdict run again, each in a smaller batch, so this ends.
                 waiting.extend(again)
 
     def _run_job(self, task: Task, built: Sequence[_Built], seed: int) -> Job:
@@ -282,6 +286,8 @@ class Measurer:
             outcomes.append(outcome)
             if not outcome.is_ok:
                 break
+            # Fingerprints are compared across processes: one process could have corrupted its own
+            # default.
             if not all(_alike(outcome.sample, earlier.untuned_sample) for earlier in outcomes):
                 reason = "its results are not those of the default in another process"
                 outcomes.append(Outcome(candidate, "lies", said=reason))
@@ -297,7 +303,7 @@ SAMPLE_TOLERANCE = 1e-3
 
 
 class NoDefaultError(InputError):
-    """Raised when a task's default cannot be built or run, so that there is no baseline."""
+    """Exception for a task whose default cannot be built or run, so that there is no baseline."""
 
 
 def _submitted(pool: Executor, job: Job) -> Future[Message]:
@@ -354,6 +360,7 @@ def _outcomes(
         return _after_crash(shared, batch, {"error": "crash", "said": "it gave no results"})
     sound = [_sound(r) for r in results]
     first = sound[0]
+    # Without a valid baseline no ratio of the batch means anything.
     if first is None or "wrong" in first:
         return _after_crash(shared, batch, {"error": "crash", "said": f"the default: {first}"})
     # A candidate that corrupts memory may make a later one of the process look wrong.
@@ -402,6 +409,7 @@ def _sound(result: object) -> Head | None:
     if "wrong" in result:
         return result
     numbers = (result.get("seconds"), result.get("ratio"))
+    # A candidate that wrote over its own process's memory may report any number.
     is_sound = all(type(n) is float and 0 < n < math.inf for n in numbers)
     return result if is_sound else None
 
@@ -409,14 +417,15 @@ def _sound(result: object) -> Head | None:
 def _after_crash(
     shared: list[_Built], batch: list[_Built], head: Head
 ) -> tuple[dict[Candidate, Outcome], list[list[_Built]]]:
-    """Attribute a crash: to the only candidate, or else to the one being checked, whose batch mates
-    are rerun; without a suspect each is rerun alone.
+    """Attribute a crash to the only candidate of a batch, or to the one being checked, whose batch
+    mates are rerun; without a suspect each candidate is rerun alone.
     """
     if len(batch) == 1:
         only = batch[0].candidate
         return {only: _failed(only, head)}, []
     news = head.get("news")
     at = news[-1].get("at") if isinstance(news, list) and news and isinstance(news[-1], dict) else 0
+    # The last progress message names the candidate that was running.
     guilty = at - len(shared) if type(at) is int else -1
     if 0 <= guilty < len(batch):
         only = batch[guilty].candidate

@@ -35,7 +35,9 @@ DEFAULT_RULE = "default"
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A candidate's code, whose function is KERNEL_NAME, with the arguments it takes."""
+    """Built candidate: its code, whose function is CANDIDATE_KERNEL_NAME, with the arguments it
+    takes.
+    """
 
     code: bytes
     """As `code.load` takes it."""
@@ -46,8 +48,8 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A fused function in canonical form, or a loop program; `untuned` is the baseline program that
-    candidates of a loop program are compared with, by default itself.
+    """Source program of a task: a fused function in canonical form, or a loop program; `untuned` is
+    the baseline program that candidates of a loop program are compared with, by default itself.
     """
 
     function: Function | PrimFunc

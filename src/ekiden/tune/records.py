@@ -32,7 +32,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A measured candidate. status: a row of `measure.STATUSES`. ratio: its time over the
+    """Record of a measured candidate. status: a row of `measure.STATUSES`. ratio: its time over the
     default's, measured in turns with it. seconds: the fastest call; `untuned`: that of the
     default. said: why it failed.
     """
@@ -63,8 +63,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best(Trial):
-    """A candidate that beat the default in each of several processes, with matching results.
-    `confirmed` has the ratio of each process; `ratio` is their worst.
+    """Record of a candidate that beat the default in each of several processes, with matching
+    results. `confirmed` has the ratio of each process; `ratio` is their worst.
     """
 
     confirmed: list[float] = field(default_factory=list)
@@ -118,6 +118,7 @@ def read_line(line: str) -> Record | None:
         if values.pop("format") > FORMAT_VERSION:
             return None
         names = {f.name: f for f in fields(kind)}
+        # Fields that a later minor version has added are ignored.
         known_values = {name: value for name, value in values.items() if name in names}
         record = kind(**known_values)
         return record if _is_sound(record) else None
@@ -160,7 +161,7 @@ _TYPE_CHECKS: Mapping[str, Callable[[object], bool]] = {
 
 @dataclass(slots=True)
 class Records:
-    """Records in chronological order, and the file they are appended to, if any."""
+    """Tuning records in chronological order, and the file they are appended to, if any."""
 
     records: list[Record] = field(default_factory=list)
     path: Path | None = None
@@ -193,7 +194,9 @@ class Records:
         return records
 
     def append(self, *records: Record) -> None:
-        """Append records, to the file first: all of them, on the disk, or OSError."""
+        """Append records, to the file first: either all of them are on the disk, or OSError is
+        raised.
+        """
         records = tuple(map(_stamped, records))
         if self.path is not None:
             text = "".join(map(as_line, records)).encode()
@@ -203,6 +206,7 @@ class Records:
                     text = b"\n" + text  # behind a line that was never finished
                 file.write(text)
                 file.flush()
+                # Each trial costs seconds of measurement: it must survive a power loss.
                 os.fsync(file.fileno())
         self.records.extend(records)
 

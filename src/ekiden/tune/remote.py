@@ -35,7 +35,7 @@ MIN_REPEAT_MS = 2
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """An RPC session server; the fields are the arguments of `rpc.connect`."""
+    """Address of an RPC session server; the fields are the arguments of `rpc.connect`."""
 
     host: str
     port: int

@@ -1,4 +1,4 @@
-"""A sketch for computations that share rows: all of them for a few rows before the next ones.
+"""Row-wise sketch: fuse a reduction chain and its producers per block of rows.
 
     for rows in parallel(m // 4):         most, powers, total of four rows, which stay near
         for i in 4: most[i] = max of x[i, :]           vectors along the row, whose lanes are
@@ -62,7 +62,7 @@ def apply_row_sketch(schedule: tir.Schedule, name: str, target: Target) -> list[
 
 
 def keep_placed(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Keep a block that another rule has already placed in a loop."""
+    """Keep a block that another rule has already computed at a loop."""
     del target
     block = schedule.get_block(name)
     around = len(schedule.get_loops(block)) > len(block_of(schedule, block).iter_vars)
@@ -110,8 +110,8 @@ def _kind(schedule: tir.Schedule, block: BlockRV) -> str:
 
 @dataclass(slots=True)
 class _Steps:
-    """Schedule steps deferred to the end, after parallelization: vectorized loops can no longer be
-    moved.
+    """Schedule steps deferred until after parallelisation, because vectorised loops can no longer
+    be moved.
     """
 
     unrolled: list[LoopRV] = field(default_factory=list)

@@ -135,6 +135,7 @@ def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
     blocks = lanes == target.lanes("float32")
     rows = [i for i in spatial[:-1] if extent(schedule, loops[i]) > 1]
     variants: list[tir.Schedule] = []
+    # The two innermost row axes, or none: each adds sketches to search.
     for row in [*rows[-2:], -1] if rows else [-1]:
         for outside in ("rows", "columns") if row >= 0 else ("rows",):
             for packs in (False, True) if outside == "columns" else (False,):
@@ -148,7 +149,7 @@ def tile(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
 
 
 def skip(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Skip terms of a reduction that are known to be zero; tiled if possible."""
+    """Skip terms of a reduction that are provably zero, and tile it if possible."""
     copy = schedule.copy()
     if not is_reduction(schedule, name) or not skip_zero_terms(copy, name, target):
         return None
@@ -156,7 +157,7 @@ def skip(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule
 
 
 def skip_zero_terms(schedule: tir.Schedule, name: str, target: Target) -> bool:
-    """Skip terms of a reduction known to be zero; whether there was something."""
+    """Skip terms of a reduction that are provably zero; return whether there were any."""
     try:
         schedule.skip_zeros(name, target.lanes("float32"))
     except ScheduleError:
@@ -231,6 +232,8 @@ def apply_tile(
     if is_window:  # tiles and terms that read no border are loops without its conditions
         for loop in (outer[at], *reduced[:-1]):
             schedule.annotate(loop, PARTITION_HINT_ANNOTATION, 1)
+    # The initialisation becomes a nest of its own, so that the sums stay in registers in the main
+    # loop.
     schedule.decompose_reduction(block, reduced[0] if len(reduced) > 1 else last)
     _without_padding(schedule, block, reduced[:-1], lanes)
     parallelize_first(schedule, outer)
@@ -240,7 +243,7 @@ def _without_padding(
     schedule: tir.Schedule, block: BlockRV, loops: Sequence[LoopRV], lanes: int
 ) -> None:
     """Skip iterations of a reduction that only add zeros, if that saves more than checking the
-    other factor once, which other elements of the result share.
+    shared factor once.
     """
     spatial = [v.extent for v in block_of(schedule, block).iter_vars if v.kind is IterKind.SPATIAL]
     shared = math.prod(size.value for size in spatial[:-1] if isinstance(size, IntImm))
@@ -328,7 +331,7 @@ def widths(extent: int, lanes: int) -> list[int]:
 
 
 def _copy_out(schedule: tir.Schedule, loops: Sequence[LoopRV], lanes: int) -> None:
-    """Vectorize and unroll the copy from registers to memory."""
+    """Vectorise and unroll the write-back from registers to memory."""
     vector, lane = schedule.split(loops[-1], factors=[None, lanes])
     schedule.unroll(vector)
     schedule.vectorize(lane)
@@ -440,6 +443,7 @@ def _pack(schedule: tir.Schedule, block: BlockRV, lanes: int, depth: int) -> Non
     extents = [extent(schedule, x) for x in schedule.get_loops(block)]
     if extents[columns] % lanes or extents[last] % depth:
         raise ScheduleError(f"{block_node.name}: no whole groups of {lanes} and {depth}")
+    # The packed copy is made once per call and read by all row tiles.
     copy = schedule.cache_read(block, 1, "global")
     is_transposed = at[0] is block_node.iter_vars[columns].var
 
@@ -471,8 +475,8 @@ SHARED_DEPTHS = (2, 4, 8, 16, 32)
 
 
 def threads(schedule: tir.Schedule, name: str, target: Target) -> list[tir.Schedule] | None:
-    """Bind every block to device threads: an injective block is inlined or gets a thread per
-    element; a reduction gets a thread per element or tiles, with or without shared memory.
+    """Bind every block to device threads: injective blocks are inlined or get a thread per element;
+    reductions get a thread per element or tiles, with or without shared memory.
     """
     if not target.kind.has_threads:
         return None
@@ -535,6 +539,7 @@ def _thread_tile(schedule: tir.Schedule, name: str, shares: bool) -> None:
             copy = schedule.cache_read(block, factor, "shared")
             schedule.compute_at(copy, last, preserve_unit_loops=True)
             inner = schedule.get_loops(copy)[len(schedule.get_loops(block)) - 1 - len(own) :]
+            # All threads of the block copy the shared tile together.
             _, thread = schedule.split(schedule.fuse(*inner), factors=[None, count])
             schedule.bind(thread, "threadIdx.x")
     schedule.decompose_reduction(block, reduced[0] if len(reduced) > 1 else last)

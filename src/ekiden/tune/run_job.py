@@ -52,7 +52,7 @@ millions at once took five times as long as the convolution that made them."""
 
 @dataclass(slots=True)
 class Arrays:
-    """The arguments of a kernel for one set of sizes, with the guard memory around them."""
+    """Arguments of a kernel for one set of sizes, in guarded memory."""
 
     inputs: list[Array]
     outputs: list[Array]
@@ -137,6 +137,8 @@ def agrees(result: Array, expected: Array, tolerance: float) -> bool:
         return bool((result == expected).all())
     a, b = result.reshape(-1), expected.reshape(-1)
     blocks = [slice(start, start + COMPARE_BLOCK) for start in range(0, b.size, COMPARE_BLOCK)]
+    # Elements near zero have an error relative to the terms of their sum, which the scale
+    # estimates.
     scale = _root_mean_square([b[chunk] for chunk in blocks])
     return all(_near(a[piece], b[piece], tolerance, scale) for piece in blocks)
 
@@ -155,6 +157,7 @@ def _near(result: Array, expected: Array, tolerance: float, scale: float) -> boo
     """Return whether two blocks of floats match within the tolerance."""
     a, b = result.astype(np.float64), expected.astype(np.float64)
     plain = np.isfinite(b)
+    # Infinities and NaNs must be in the same positions.
     if not np.array_equal(plain, np.isfinite(a)):
         return False
     if not plain.all():
@@ -205,9 +208,8 @@ def race(
     bool,
     first: Sequence[float] = (),
 ) -> list[list[float]]:  # fmt: skip
-    """Return the seconds per call, by candidate and round, eliminating slow candidates but never
-    the first.
-    Args:
+    """Time candidates in interleaved rounds and return the seconds per call, by candidate and
+    round; slow candidates are eliminated, the first never. Args:
         calls: The calls, the default's first.
         alive: The indices of the calls to time.
         turns: The maximum number of rounds.
@@ -219,6 +221,7 @@ def race(
     clock = _clock(threads)
     begun = first or [_timed(c, 1, clock) if i in alive else 0.0 for i, c in enumerate(calls)]
     once = _timed(calls[0], 1, clock)
+    # One timing of a hopeless candidate would cost as much as several of the others.
     slow = [i for i in alive if begun[i] > max(HOPELESS_RATIO * max(begun[0], once), MIN_TIMING_S)]
     count = 1 if is_cold else max(1, min(MAX_CALLS, int(MIN_TIMING_S / max(once, 1e-7))))
     # A call that takes long averages over more noise, so it counts as several rounds.
@@ -269,6 +272,7 @@ def job(head: Head, images: list[bytes], tell: Callable[[Head], None]) -> Messag
     results: list[Head] = [{"seconds": 0.0, "ratio": 0.0, "sample": []} for _ in images]
     functions = []
     for number, image in enumerate(images):
+        # Sent before the candidate runs: if the process dies, the parent knows which one it was.
         tell({"at": number})
         functions.append(load(image)[str(head["name"])])
     for at, share in enumerate(shares):
@@ -283,6 +287,7 @@ def job(head: Head, images: list[bytes], tell: Callable[[Head], None]) -> Messag
         threads = int(str(head["threads"])) if device is None else 0
         first = _check(calls, arrays, results, int(str(head["seed"])), tell, _clock(threads))
         alive = [i for i, r in enumerate(results) if "wrong" not in r]
+        # The default failed on these sizes, so there is nothing to compare with.
         if 0 not in alive:
             break
         tell({"at": "times"})
@@ -345,6 +350,7 @@ def _check(
             expected = [out.copy() for out in arrays.outputs]
         if fault := arrays.fault() or difference(arrays.outputs, expected):
             results[number] = {"wrong": fault}
+            # The next candidate must see the original inputs and intact guards.
             for before, array in zip(arrays.kept, arrays.inputs, strict=True):
                 array[...] = before
             for block in arrays.blocks:

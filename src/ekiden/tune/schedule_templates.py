@@ -69,7 +69,7 @@ def _stage(schedule: Schedule, op: object) -> Any:  # noqa: ANN401  a stage, wha
 
 @dataclass(frozen=True, slots=True)
 class SplitEntity:
-    """A split of an axis. size: the extents of its parts, outermost first."""
+    """Split of an axis. size: the extents of its parts, outermost first."""
 
     size: list[int]
 
@@ -84,7 +84,7 @@ class SplitEntity:
 
 @dataclass(frozen=True, slots=True)
 class ReorderEntity:
-    """An order of axes. perm: the index of each axis in the new order."""
+    """Order of axes. perm: the index of each axis in the new order."""
 
     perm: list[int]
 
@@ -102,7 +102,7 @@ class AnnotateEntity:
     anns: list[str]
 
     def apply(self, sch: Schedule, op: object, axes: Axes) -> list[Axis]:
-        """Annotate the axes; gives them."""
+        """Annotate the axes and return them."""
         stage = _stage(sch, op)
         steps = {"parallel": stage.parallel, "unroll": stage.unroll, "vec": stage.vectorize}
         for axis, ann in zip(axes, self.anns, strict=True):
@@ -113,7 +113,7 @@ class AnnotateEntity:
 
 @dataclass(frozen=True, slots=True)
 class OtherOptionEntity:
-    """A knob's value. val: the original object."""
+    """Value of a knob. val: the original object."""
 
     val: object
 
@@ -123,7 +123,7 @@ Entity: TypeAlias = SplitEntity | ReorderEntity | AnnotateEntity | OtherOptionEn
 
 @dataclass(slots=True)
 class Config:
-    """The knobs of a template and their values: `cfg["tile"]`."""
+    """Configuration of a template: knobs and their values, read as `cfg["tile"]`."""
 
     fixed: Fixed = field(default_factory=dict)
     choices: dict[str, Knob] = field(default_factory=dict)
@@ -303,7 +303,7 @@ def template(name: str) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class Template:
-    """A template function with its arguments."""
+    """Schedule template: a function with its arguments."""
 
     name: str
     function: Function
@@ -329,7 +329,7 @@ class Template:
 
 @dataclass(frozen=True)
 class TemplateSpace(FamilySpace):
-    """The decisions of a template for given arguments."""
+    """Search space of a template for given arguments."""
 
     args: tuple[object, ...] = ()
 

@@ -27,11 +27,11 @@ DRAWS_PER_CANDIDATE = 20
 
 
 class Search(Protocol):
-    """A search strategy."""
+    """Search strategy, which proposes the next candidates."""
 
     @property
     def name(self) -> str:
-        """Return its name in records."""
+        """Return the strategy's name in records."""
 
     def propose(
         self, space: Space, history: RatioByCandidate, count: int, source: random.Random
@@ -75,7 +75,7 @@ class Random:
 
 @dataclass(frozen=True)
 class Replay:
-    """A replay of recorded candidates, on another machine or after the compiler changed."""
+    """Replay of recorded candidates, on another machine or after the compiler changed."""
 
     candidates: tuple[Candidate, ...]
     name: str = "replay"
@@ -90,9 +90,9 @@ class Replay:
 
 @dataclass(frozen=True)
 class Evolution:
-    """An evolutionary search: mutations of the best, crossovers of two of them, and a share of
-    random ones. With a model, `pool` times as many candidates are drawn and the most promising
-    are kept.
+    """Evolutionary search: mutations of the best candidates, crossovers of two of them, and a share
+    of random ones. With a model, `pool` times as many candidates are drawn and the most
+    promising are kept.
     """
 
     population: int = 12
@@ -147,9 +147,11 @@ class Evolution:
     ) -> list[Candidate]:
         measured = {c: ratio for c, ratio in history.items() if ratio < math.inf}
         too_few = len(measured) + len(self.known) < MIN_MODEL_SAMPLES
+        # With few measurements a model ranks no better than chance.
         if self.model is None or len(children) <= count or too_few:
             return children[:count]
         model = self.model()
+        # Ratios to a task's median are comparable between tasks.
         rows = [*self.known, *_relative(space, measured)]
         model.fit([features for features, _ in rows], [ratio for _, ratio in rows])
         guessed = model.predict([space.features(c) for c in children])

@@ -40,7 +40,7 @@ MAX_FAILURES = 24
 
 @dataclass(slots=True)
 class TaskState:
-    """A task with everything known about it."""
+    """State of a task: everything measured about it."""
 
     task: Task
     history: dict[Candidate, float] = field(default_factory=dict)
@@ -99,6 +99,7 @@ class TaskState:
             self.found[candidate] = record
         else:
             if not is_faster(record):
+                # A later trial that is not faster revokes an earlier win.
                 self.found.pop(candidate, None)
             is_new = candidate not in self.history
             self.history[candidate] = record.ratio if record.status == "ok" else math.inf
@@ -119,7 +120,8 @@ Progress: TypeAlias = Callable[["Session"], None]
 
 @dataclass(slots=True)
 class Session:
-    """A tuning run: `run` continues until its trials, its time or the expected gain are exhausted.
+    """Tuning session: `run` continues until its trials, its time or the expected gain are
+    exhausted.
 
     Every trial is in `records` before the next batch begins, so that an interrupted run loses at
     most one batch and another resumes there. Only records that were measured with the same sizes,
@@ -148,6 +150,7 @@ class Session:
             same = (record.sizes or [{}], record.shares, record.threads, record.processor)
             sizes = ([dict(s) for s in task.sizes], list(task.shares))
             current = (*sizes, self.measurer.threads, self.measurer.processor)
+            # Records of other threads, sizes or processors say nothing about this run.
             if same == current and not task.space.refusal(Candidate(record.rule, record.choice)):
                 state.add(record)
         state.is_asked = state.best is None
@@ -203,6 +206,7 @@ class Session:
             return max(new, key=lambda s: s.task.calls * s.task.flops)
         best = max(open_states, key=lambda s: s.gain(2 * batch), default=None)
         total = sum(s.weight * s.ratio for s in self.states)
+        # No remaining task is expected to gain enough to pay for a batch.
         if best is None or batch * best.gain(2 * batch) < MIN_RELATIVE_GAIN * total:
             return None
         return best
@@ -211,6 +215,7 @@ class Session:
         """Propose, measure and record a batch; a winner is confirmed before it is recorded
         as best.
         """
+        # Seeded by task and trial count: a resumed session continues with the same candidates.
         task, source = state.task, random.Random(f"{self.seed} {state.task.key} {state.trials}")
         try:
             self._ask_again(state, source.randrange(1 << 30))
@@ -233,9 +238,9 @@ class Session:
             state.ended = f"nothing worked: {state.first_failure}"
 
     def _ask_again(self, state: TaskState, seed: int) -> None:
-        """Revoke an earlier run's best if it is not faster than this run's default: a record says
-        nothing of a default that has become faster since. (C3D on Zen 4: 0.98 of the time of a
-        default was 1.1 of the next one's.)
+        """Revoke an earlier run's best if it is not faster than this run's default: the default may
+        have become faster since. (C3D on Zen 4: 0.98 of the time of a default was 1.1 of the
+        next one's.)
         """
         while not state.is_asked and (best := state.best) is not None:
             again = self.measurer.confirm(state.task, Candidate(best.rule, best.choice), seed)
@@ -292,6 +297,7 @@ class Session:
             times = [o.untuned for o in again if o.is_ok]
             fastest_default = state.least = min([fastest_default, *times])
             slower = max(times, default=0.0) / fastest_default if fastest_default > 0 else 1.0
+            # An undisturbed machine's answer is final, whichever it is.
             if slower <= DISTURBED_RATIO or not again[-1].is_ok:
                 break
         return again, slower

@@ -35,7 +35,9 @@ MAX_SKETCHES = 48
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """A schedule template of a program: the rules applied to each block, and the trace."""
+    """Sketch of a program: a schedule template with the rules applied to each block, and
+    the trace.
+    """
 
     name: str
     trace: Trace
@@ -47,6 +49,7 @@ def sketches(func: PrimFunc, target: Target, rules: Sequence[SketchRule] = ()) -
     """
     first = tir.Schedule(func, seed=1, error_render_level="none")
     partial = [("", first)]
+    # Consumers first: whether a producer is inlined or computed at a loop depends on its reader.
     for block in reversed(block_names(func)):
         following = [
             (f"{name} {step}".strip(), derived)
@@ -86,7 +89,7 @@ def block_names(func: PrimFunc) -> list[str]:
 
 @dataclass(frozen=True)
 class TraceSpace:
-    """The schedules of a loop program: a few traces, each with varying decisions."""
+    """Search space of a loop program's schedules: a few traces, each with varying decisions."""
 
     func: PrimFunc
     traces: tuple[Trace, ...]
@@ -143,6 +146,8 @@ class TraceSpace:
         """Redraw some numbers of a trace. Categorical choices are drawn without replaying the
         schedule, so that repeated candidates are cheap to recognize.
         """
+        # A categorical value is drawn without a schedule, so that an equal trace is found in the
+        # cache; factors depend on loop extents.
         if all(i.kind == CATEGORICAL for i in which):
             drawn = {i: _category(i, source) for i in which}
             return self._made(name, Trace(list(trace.insts), {**trace.decisions, **drawn}))

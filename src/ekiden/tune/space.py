@@ -12,7 +12,7 @@ from ekiden.tune.candidate import Candidate
 
 
 class Space(Protocol):
-    """A search space."""
+    """Search space of a task."""
 
     @property
     def default(self) -> Candidate:
@@ -35,7 +35,7 @@ class Space(Protocol):
 
 
 class Decide(Protocol):
-    """A kernel family's decision under some overrides."""
+    """Decision function of a kernel family under some overrides."""
 
     def __call__(self, fixed: Fixed) -> Decision:
         """Return the decision. Raises CompileError for impossible overrides."""
@@ -43,9 +43,9 @@ class Decide(Protocol):
 
 @dataclass(frozen=True)
 class FamilySpace:
-    """The decisions of a kernel family for one kernel. A random candidate fixes some knobs and lets
-    the family's model decide the rest, so that dependent knobs stay consistent and candidates
-    stay near the default.
+    """Search space of a kernel family's decisions for one kernel. A random candidate fixes some
+    knobs and lets the family's model decide the rest, so that dependent knobs stay consistent
+    and candidates stay near the default.
     """
 
     family: str
@@ -73,8 +73,8 @@ class FamilySpace:
         return total
 
     def _whole(self, fixed: Fixed) -> Candidate:
-        """Return the candidate that fixes some knobs, with all knobs spelled out: models change,
-        records do not. A candidate equal to the model's choice is the default.
+        """Complete a candidate that fixes some knobs: all knobs are spelled out, because models
+        change and records do not. A candidate equal to the model's choice is the default.
         """
         chosen = self._said(fixed)
         return self.default if fixed and chosen == self._said({}) else chosen

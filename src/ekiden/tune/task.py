@@ -50,7 +50,7 @@ each counts; or sizes of all symbols, with how much each such run counts."""
 
 @dataclass(frozen=True)
 class Task:
-    """A kernel that can be tuned.
+    """Tuning task: a kernel, its target, and its share of a model's time.
 
     workload: the digest of what it computes, the same in every process. name: its operators. node:
     where it comes from. calls: how often a run calls it. sizes: what its symbols are, once for each
@@ -111,7 +111,7 @@ def record_key(workload: str, target: Target) -> str:
 
 @dataclass(frozen=True)
 class Extracted:
-    """The tasks of a model, and the kernels that are not tasks, with the reasons."""
+    """Tasks of a model, and the kernels that are not tasks, with the reasons."""
 
     tasks: tuple[Task, ...]
     skipped: tuple[tuple[str, str], ...]

@@ -31,7 +31,7 @@ def _padded(x: Tensor, before: int, after: int, first: int, last: int) -> Tensor
 
 
 def matmul(batch: int = 1, n: int = 128, m: int = 128, k: int = 128) -> Tensors:
-    """GMM: a batch of products of matrices."""
+    """Return the computation GMM: a batch of matrix products."""
     a = te.placeholder((batch, n, k), name="a")
     b = te.placeholder((batch, k, m), name="b")
     r = te.reduce_axis((0, k), name="r")
@@ -44,7 +44,7 @@ def matmul(batch: int = 1, n: int = 128, m: int = 128, k: int = 128) -> Tensors:
 def conv1d(
     n: int = 1, length: int = 256, ci: int = 64, co: int = 128, kernel: int = 3, stride: int = 2
 ) -> Tensors:
-    """C1D."""
+    """Return the computation C1D: a one-dimensional convolution."""
     pad = kernel // 2
     x = te.placeholder((n, length, ci), name="x")
     w = te.placeholder((kernel, ci, co), name="w")
@@ -63,7 +63,9 @@ def conv2d(
     n: int = 1, size: int = 224, ci: int = 3, co: int = 64, kernel: int = 7, stride: int = 2,
     pad: int = 3, dilation: int = 1, groups: int = 1,
 ) -> Tensors:  # fmt: skip
-    """C2D; with a dilation DIL, with groups GRP."""
+    """Return the computation C2D: a two-dimensional convolution; with a dilation DIL, with groups
+    GRP.
+    """
     x = te.placeholder((n, size, size, ci), name="x")
     w = te.placeholder((kernel, kernel, ci // groups, co), name="w")
     padded = _padded(x, pad, pad, 1, 3)
@@ -84,7 +86,7 @@ def conv3d(
     n: int = 1, depth: int = 16, size: int = 224, ci: int = 3, co: int = 64, kernel: int = 7,
     stride: int = 2, pad: int = 3,
 ) -> Tensors:  # fmt: skip
-    """C3D."""
+    """Return the computation C3D: a three-dimensional convolution."""
     x = te.placeholder((n, depth, size, size, ci), name="x")
     w = te.placeholder((kernel, kernel, kernel, ci, co), name="w")
     padded = _padded(x, pad, pad, 1, 4)
@@ -105,7 +107,7 @@ def conv3d(
 def depthwise(
     n: int = 1, size: int = 112, channels: int = 32, kernel: int = 3, stride: int = 1, pad: int = 1
 ) -> Tensors:
-    """DEP."""
+    """Return the computation DEP: a depthwise convolution."""
     x = te.placeholder((n, size, size, channels), name="x")
     w = te.placeholder((kernel, kernel, channels), name="w")
     padded = _padded(x, pad, pad, 1, 3)
@@ -125,7 +127,7 @@ def conv2d_transpose(
     n: int = 1, size: int = 4, ci: int = 512, co: int = 256, kernel: int = 4, stride: int = 2,
     pad: int = 1,
 ) -> Tensors:  # fmt: skip
-    """T2D."""
+    """Return the computation T2D: a transposed convolution."""
     x = te.placeholder((n, size, size, ci), name="x")
     w = te.placeholder((kernel, kernel, ci, co), name="w")
     around = kernel - 1 - pad
@@ -154,7 +156,7 @@ def conv2d_transpose(
 
 
 def norm(batch: int = 1, m: int = 256, n: int = 256) -> Tensors:
-    """NRM: the root of the sum of squares of each matrix."""
+    """Return the computation NRM: the Frobenius norm of each matrix of a batch."""
     x = te.placeholder((batch, m, n), name="x")
     i, j = te.reduce_axis((0, m), name="i"), te.reduce_axis((0, n), name="j")
     squares = te.compute(
@@ -164,7 +166,7 @@ def norm(batch: int = 1, m: int = 256, n: int = 256) -> Tensors:
 
 
 def softmax(m: int = 256, n: int = 256) -> Tensors:
-    """SFM: softmax over rows."""
+    """Return the computation SFM: softmax over rows."""
     x = te.placeholder((m, n), name="x")
     r, k = te.reduce_axis((0, n), name="r"), te.reduce_axis((0, n), name="k")
     row_max = te.compute((m,), lambda i: te.max(x[i, r], axis=r), name="most")

@@ -46,8 +46,10 @@ def model_schedule(func: PrimFunc, names: list[str], target: Target) -> PrimFunc
         return None
     schedule = tir.Schedule(func, seed=1, error_render_level="none")
     sums = {name for name in names if is_reduction(schedule, name)}
+    # Decided before any step, because scheduling changes the readers.
     bare = {name for name in names if _is_read_bare(schedule, name, target)}
     try:
+        # Consumers first, so that producers can be computed at their readers' loops.
         for name in reversed(names):
             if name in sums:
                 _tiled(schedule, name, target)
@@ -115,7 +117,7 @@ def _tiled(schedule: tir.Schedule, name: str, target: Target) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    """A tiled reduction: its trip counts, and its column and row loops (row -1 for none)."""
+    """Tiled reduction: its trip counts, and its column and row loops (row -1 for none)."""
 
     block: Block
     extents: tuple[int, ...]
@@ -184,6 +186,7 @@ class _Sum:
                 return tiles * self.window_cycles(taps, *tile), rows * vectors, -vectors
             return tiles * step_cycles(rows, vectors, self.target), -rows, vectors
 
+        # The accumulators of a tile must fit in the register file.
         tiles = (
             (vectors, rows)
             for vectors in rules.widths(width, self.lanes)
@@ -194,9 +197,8 @@ class _Sum:
         return min(tiles, key=cost)
 
     def window_sums(self) -> int:
-        """Return the sums of a window's tile: the other half of the registers, but one, has data
-        that its terms share (AVX2, 3 terms: of 10 sums some are in memory, 1.4 to 1.8 times the
-        time).
+        """Return the number of sums in a window's tile. The other half of the registers, but one,
+        holds data that its terms share.
         """
         return self.target.registers // 2 + 1
 
@@ -211,6 +213,8 @@ class _Sum:
         data = len({r * stride + t * dilation for r in range(rows) for t in terms})
         loads_per_term = (data + len(terms)) / len(terms)
         multiply = rows * vectors / self.target.fma_units
+        # Roofline of one step: multiply-add throughput, load throughput, or latency of the
+        # dependent chain.
         busy = max(multiply, vectors * loads_per_term / self.target.loads, self.target.fma_latency)
         first, second, _ = cache_levels(self.target)
         size = itemsize("float32")
@@ -239,8 +243,9 @@ class _Sum:
         return None
 
     def steps(self) -> int:
-        """Return the unroll factor: of a window all, else two where none is left over, so that what
-        counts the loop is half (Zen 3, six rows of two vectors: 0 to 11 percent).
+        """Return the unroll factor of the reduction: all terms of a window, else two if the trip
+        count is even, which halves the loop overhead (Zen 3, six rows of two vectors: 0 to 11
+        percent).
         """
         if self.taps():
             return self.terms[-1]
@@ -301,16 +306,17 @@ class _Sum:
             late = 0.0 if is_near else self.late_by_second(vectors, rows)
             return ACCUMULATE_CYCLES * rows * vectors / steps + late
 
+        # Only divisors: a remainder block would need a second copy of the loop nest.
         few = [d for d in divisors(self.terms[-1]) if d <= rules.MAX_BLOCK_STEPS]
         fitting = [d for d in few if d * line <= second.size // 4]  # the next block comes beside it
         best = min(fitting, key=cost, default=0)
         return best if best and cost(best) < again else 0
 
     def late_by_second(self, vectors: int, rows: int) -> float:
-        """Return the extra cycles of a step whose columns come from L2: what brings lines takes
-        turns of loads, of which a step may have some to spare. T2D on Zen 4, in blocks of 64
-        steps over 8: 0.93 with tiles of 4 rows of 4 vectors of 512 bits, whose 16 cycles have 8
-        of loads; 1.14 with 4 rows of 2 vectors of 256 bits, 3 of 4.
+        """Return the stall cycles of a step whose columns come from L2: cache fills take load
+        slots, of which a step may have some to spare. T2D on Zen 4, in blocks of 64 steps over
+        8: 0.93 with tiles of 4 rows of 4 vectors of 512 bits, whose 16 cycles have 8 of loads;
+        1.14 with 4 rows of 2 vectors of 256 bits, 3 of 4.
         """
         _, second, _ = cache_levels(self.target)
         brought = itemsize("float32") * vectors * self.lanes / second.bandwidth

@@ -37,7 +37,7 @@ def send(handle: int, head: Mapping[str, object], blobs: Sequence[bytes] = ()) -
 
 
 class MessageReader:
-    """Reads messages from a pipe, with a deadline in `time.monotonic` seconds."""
+    """Reader of messages from a pipe, with a deadline in `time.monotonic` seconds."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle

@@ -40,6 +40,7 @@ def _child(job: Job, message: Message, to: int, memory: int) -> None:
         if memory:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             limit = pages * resource.getpagesize() + memory
+            # Relative to what the worker already maps: the limit is the job's own memory.
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         head, blobs = job(*message, lambda news: send(to, {"news": news}))
         send(to, {"answer": head}, blobs)
@@ -59,10 +60,12 @@ def _forked(job: Job, message: Message, requests: int, replies: int) -> Message 
         pid = os.fork()
         if pid == 0:
             try:
+                # A process group of its own, so that everything the job starts is killed with it.
                 os.setpgid(0, 0)
                 die_with_parent()
                 os.close(source)
                 os.close(replies)  # who asked sees its end when this process's parent is gone
+                # A job's prints must not mix with the messages on the worker's standard output.
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
                 _child(job, message, to, memory)
@@ -85,6 +88,7 @@ def _await(source: int, requests: int, until: float) -> tuple[Head | None, list[
     news: list[object] = []
     while True:
         ready, _, _ = select.select([source, requests], [], [], max(0.0, until - time.monotonic()))
+        # Requests come one at a time, so readable here means that the requester has closed its end.
         if requests in ready:
             return None, []
         try:
@@ -108,7 +112,7 @@ def _end(pid: int) -> None:
 
 def _next_job(reader: MessageReader) -> Message | None:
     """Return the next job; None if there are no more, or none arrived for a long time: an executor
-    of another machine may keep the process that asks, for other programs.
+    on another machine may keep the requesting process alive for other programs.
     """
     try:
         return reader.receive(time.monotonic() + IDLE_LIMIT_S)
@@ -120,6 +124,7 @@ def serve(name: str) -> None:
     """Run jobs until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits
     warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: there are none
+    # Moved away from 0 and 1, which jobs may read from and print to.
     requests, replies = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

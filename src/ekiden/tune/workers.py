@@ -22,7 +22,7 @@ REPLY_GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request to a worker: `MODULE:FUNCTION`, the message, and the process limits."""
+    """Job of a worker: `MODULE:FUNCTION`, the message, and the process limits."""
 
     function: str
     head: Mapping[str, object]
@@ -33,7 +33,7 @@ class Job:
 
 
 class Worker:
-    """A process of ekiden.tune.worker, for the functions of one module."""
+    """Worker process (ekiden.tune.worker) for the functions of one module."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -75,7 +75,7 @@ class Worker:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the process; it ends its job."""
+        """End the process, and with it its job."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with suppress(OSError):
             self._process.stdin.close()
@@ -103,9 +103,9 @@ def _idle_worker(module: str) -> Worker | None:
 
 
 def ask(job: Job) -> Message:
-    """Run a job in a local worker: what executors are given. A worker that is gone or hangs is an
-    answer too: {"error": "crash"}; one that waited and ends as it is asked is none: the job is
-    asked of a fresh one.
+    """Run a job in a local worker; executors get this function. A worker that is gone or hangs is
+    an answer too: {"error": "crash"}; one that waited and ends as it is asked is none: the job
+    is asked of a fresh one.
     """
     module = job.function.partition(":")[0]
     try:
@@ -114,6 +114,7 @@ def ask(job: Job) -> Message:
             reply = worker.ask(job) if worker is not None else None
         except BrokenPipeError:
             reply = None
+        # An idle worker may have ended between two jobs; a fresh one gets the job once.
         if worker is None or reply is None:
             worker = Worker(module)
             reply = worker.ask(job)

@@ -101,6 +101,7 @@ class _FunctionEmitter:
                 if is_open:
                     self.b.branch(_label(index))
                 self.b.start(_label(index))
+                # Facts are not joined over several predecessors: a jump target starts without any.
                 self.facts = {}
                 is_open = True
             if is_open:  # else nothing leads here
@@ -158,7 +159,7 @@ class _FunctionEmitter:
         return self.b.value(f"load {kind}, ptr {self._address(register, Value.V)}, align 8")
 
     def _fact(self, register: int) -> RegisterFact:
-        """Return what is known of a register; by default that it may hold an object."""
+        """Return the dataflow fact about a register; by default it may hold an object."""
         return self.facts.get(register, RegisterFact(is_object=True))
 
     def _may_be_object(self, register: int) -> bool:
@@ -196,7 +197,7 @@ class _FunctionEmitter:
     # instructions
 
     def _instruction(self, index: int, instruction: Instruction) -> bool:
-        """Emit one instruction; whether control goes on behind it."""
+        """Emit one instruction; return whether control falls through to the next one."""
         facts = after(instruction, self.facts)
         is_open = self._dispatch(index, instruction)
         self.facts = facts
@@ -231,8 +232,8 @@ class _FunctionEmitter:
         return True
 
     def _polls(self, index: int, instruction: Instruction) -> bool:
-        """Return whether the run may be interrupted before an instruction: one that may be long, or
-        that jumps back. Calls are the loop's, which does so itself.
+        """Return whether an interrupt check precedes an instruction: one that may run long, or
+        jumps backwards. Calls are the loop's, which does so itself.
         """
         if instruction.has("frames"):
             return False
@@ -241,7 +242,9 @@ class _FunctionEmitter:
         return any(target <= index for target in self._jumps(index))
 
     def _leave(self, instruction: Instruction) -> bool:
-        """Let the loop run a call or return; what follows is entered anew."""
+        """Return to the interpreter loop, which executes a call or return; the instruction after it
+        is a new entry point.
+        """
         b = self.b
         b.effect(f"ret ptr {self._at('%points', 4 * self.place)}")
         self._skip(instruction)
@@ -259,14 +262,14 @@ class _FunctionEmitter:
         return self._at("%code", 4 * self.words[index])
 
     def _body(self, index: int, instruction: Instruction) -> None:
-        """Emit a call of the virtual machine's own implementation of an instruction."""
+        """Emit a call of the virtual machine's own implementation of an instruction (`ek_op_*`)."""
         name = f"ek_op_{instruction.name}"
         self._service(name, "i32", "ptr", "ptr", "ptr")
         status = self.b.value(f"call i32 @{name}(ptr %vm, ptr %R, ptr {self._pc(index)})")
         self._check(index, status)
 
     def _check(self, index: int, status: str) -> None:
-        """Continue where a status is 0, else fail."""
+        """Branch to the failure block unless a status is 0."""
         going = self.b.fresh("ok")
         self.failures.append((self.b.block, self.words[index]))
         self.b.branch_if(self.b.value(f"icmp eq i32 {status}, 0"), going, "failed")
@@ -277,6 +280,8 @@ class _FunctionEmitter:
         register = src if src >= 0 else -1 - src
         head = b.value(f"load i64, ptr {self._address(register)}, align 8")
         payload = self._payload(register)
+        # A negative operand moves the value: the source register is cleared instead of a reference
+        # counted.
         if src < 0:
             self._store(register, "0", "0")
             if dst == register:
@@ -332,6 +337,8 @@ class _FunctionEmitter:
         b = self.b
         test, target = _int(instruction["test"]), _int(instruction["target"])
         fast, slow = b.fresh("fast"), b.fresh("slow")
+        # Integers and booleans are compared here; tensors take the virtual machine's
+        # implementation.
         plain = self._is_plain(test)
         if self._fact(target).number is None:
             plain = b.value(f"and i1 {plain}, {self._is_plain(target)}")
@@ -350,7 +357,9 @@ class _FunctionEmitter:
         return b.value(f"icmp ult i32 {above}, {TypeIndex.BOOL - TypeIndex.INT + 1}")
 
     def _choose(self, index: int, labels: list[str]) -> None:
-        """Let the machine execute a jump, and follow it."""
+        """Emit a call of the virtual machine for a jump, and a branch on the program counter that
+        it returns.
+        """
         b = self.b
         self._service("ek_native_choose", "i32", "ptr", "ptr", "ptr")
         pc = self._pc(index)
@@ -376,12 +385,14 @@ class _FunctionEmitter:
     # kernels
 
     def _invoke(self, index: int, instruction: Instruction) -> None:
-        """Call a kernel with values laid out on the stack; tuples and outputs that may be shared
-        are left to the virtual machine.
+        """Emit a kernel call with its arguments on the stack; calls with tuples or outputs that may
+        be shared go to the virtual machine.
         """
         b = self.b
         args, count = _tuple(instruction["args"]), _int(instruction["output_size"])
         outputs = args[len(args) - count :]
+        # Checked builds validate arguments, and shared outputs must be copied before a kernel
+        # writes.
         if self.is_checked or not all(self._fact(r).is_writable for r in outputs):
             self._body(index, instruction)
             return
@@ -438,6 +449,8 @@ class _FunctionEmitter:
     def _call(self, index: int, primitive: int, count: int) -> None:
         b = self.b
         name = self.program.primitives[primitive]
+        # Kernels of the same image are called directly, others through the function object linked
+        # at load.
         if name in self.program.kernels:
             self._service(quoted(name), "i32", "ptr", "ptr", "i32", "ptr")
             call = f"call i32 @{quoted(name)}(ptr null, ptr %args, i32 {count}, ptr %ret)"

@@ -44,7 +44,7 @@ def at_entry(n_params: int, n_registers: int) -> RegisterFacts:
 
 
 def after(instruction: Instruction, facts: RegisterFacts) -> RegisterFacts:
-    """Return the facts after an instruction that continues with the next one."""
+    """Return the facts after an instruction that falls through (the transfer function)."""
     result_fact = _result_fact(instruction, facts)
     updated = dict(facts)
     opcode = BY_NAME[instruction.name]

@@ -42,8 +42,8 @@ _Token: TypeAlias = "Request | int"
 
 @dataclass(slots=True)
 class _Copy:
-    """Move in its order: from a leaf, or from the temporary that saved it, to a result or
-    parameter; `saved` is the temporary if it is needed.
+    """Move in its sequential order: from a leaf, or from the temporary that saved it, to a result
+    or loop parameter; `saved` is the temporary, if one is needed.
     """
 
     move: Move
@@ -53,7 +53,7 @@ class _Copy:
 
 @dataclass(slots=True)
 class _LocationAssigner:
-    """Location assignment for the leaves of one routine."""
+    """Assigner of memory locations to the leaves of one routine."""
 
     reader: RoutineReader
     owners: dict[Var, Request] = field(default_factory=dict)
@@ -66,13 +66,15 @@ class _LocationAssigner:
     """Memory of moves that wait for each other."""
 
     def routine(self, frames: Mapping[str, int], place_all: PlaceAll) -> Routine:
-        """Return the routine with its storages located."""
+        """Assign a location to each storage and return the routine."""
         reader = self.reader
         self._size(frames)
         self._drop_unchanged()
         requests = list(reader.requests.values())
         self.owners = {r.storage: r for r in requests}
         loop_ends = [e for e in self._leaves() if e.entry is not None]
+        # Values carried into the next iteration must not be stored in a result before the loop
+        # ends.
         carried = {s for loop_end in loop_ends for m in loop_end.moves for s in m.source.storages}
         self._bind_results(carried.union(p.storage for p in reader.params if p is not None))
         unbound = [r for r in requests if r not in self.output_of]
@@ -98,11 +100,13 @@ class _LocationAssigner:
         )
 
     def _leaves(self) -> list[Leave]:
-        """Return the ends of turns and of the routine."""
+        """Return the ends of loop iterations and of the routine."""
         return [item for item in self.reader.code if isinstance(item, Leave)]
 
     def _size(self, frames: Mapping[str, int]) -> None:
-        """Give lists, and what routines need that are called, their sizes."""
+        """Set the sizes that are known only now: of lists, by their capacity, and of frames of
+        called routines.
+        """
         for row in self.reader.elements:
             capacity = row.lists.root().capacity
             if capacity is None:
@@ -117,7 +121,7 @@ class _LocationAssigner:
             frame.request.size = const(frames[frame.routine])
 
     def _drop_unchanged(self) -> None:
-        """Forget the memory of parameters that all turns have in common."""
+        """Drop the storage of loop parameters that no iteration changes."""
         changed = {m.number for e in self._leaves() if e.entry is not None for m in e.moves}
         for number, request in enumerate(self.reader.params):
             if request is not None and number not in changed:
@@ -128,19 +132,23 @@ class _LocationAssigner:
         self.owners.update((r.storage, owner) for r in (owner, *shares))
 
     def _bind_results(self, excluded: Collection[Var]) -> None:
-        """Let storages that are whole results be the memory of these, but for some."""
+        """Alias storages that are whole results with the result's memory, except those
+        `excluded`.
+        """
         for leave in self._leaves():
             if leave.entry is not None:
                 continue
             for move in leave.moves:
                 members = self.outputs.setdefault(move.number, [])
                 for owner in self._whole(move, excluded):
+                    # Storages of one result may share its memory only if they are never live
+                    # together.
                     if owner not in self.output_of and not any(_meet(owner, m) for m in members):
                         members.append(owner)
                         self.output_of[owner] = move.number
 
     def _whole(self, move: Move, excluded: Collection[Var]) -> list[Request]:
-        """Return the requests that are all of what a move copies."""
+        """Return the requests that make up the whole source of a move."""
         storages = [s for s in move.source.storages if s in self.owners and s not in excluded]
         size = _bytes(move.size)
         owners = dict.fromkeys(self.owners[s] for s in storages) if move.source.is_whole else ()
@@ -148,7 +156,7 @@ class _LocationAssigner:
         return [r for r in ordered if _bytes(r) == size]
 
     def _bind_params(self, loop_ends: Sequence[Leave]) -> None:
-        """Store an iteration's results in the memory of the loop's parameters from the start."""
+        """Alias an iteration's results with the memory of the loop's parameters."""
         for leave in loop_ends:
             for move in leave.moves:
                 param = self._param(move.number)
@@ -168,7 +176,9 @@ class _LocationAssigner:
     # moves
 
     def _moves(self, leave: Leave) -> list[_Copy]:
-        """Return the copies of moves that happen at once, in an order that does the same."""
+        """Sequentialise parallel moves: return copies, in an order in which none overwrites a
+        source that is read later.
+        """
         pending = [_Copy(m, m.source) for m in leave.moves if not self._is_there(m, leave)]
         for copy in pending:
             if leave.entry is not None:
@@ -180,8 +190,11 @@ class _LocationAssigner:
         waiting = list(range(len(pending)))
         while waiting:
             readers = Counter(token for n in waiting for token in reads[n])
+            # A move may go when no waiting move reads its destination; one that reads its own does
+            # not count.
             free = [n for n in waiting if readers[writes[n]] - (writes[n] in reads[n]) == 0]
             if not free:
+                # Only cycles remain: saving the readers of one destination breaks a cycle.
                 free = waiting[:1]
                 for n in waiting[1:]:
                     if writes[free[0]] in reads[n]:
@@ -192,7 +205,7 @@ class _LocationAssigner:
         return ordered
 
     def _save(self, copy: _Copy, leave: Leave) -> _Copy:
-        """Copy what another move overwrites, to be moved from there."""
+        """Save a source that another move overwrites to a temporary, and move it from there."""
         saved = self._at(leave, copy.move.size)
         self.saved.append(saved)
         self.owners[saved.storage] = saved
@@ -202,13 +215,15 @@ class _LocationAssigner:
 
     @staticmethod
     def _at(leave: Leave, size: Request) -> Request:
-        """Return a request of a size that is alive while the moves happen."""
+        """Return a request for `size` bytes that is live during the moves."""
         at = leave.position
         uses = {leave.block: at}
         return Request(Var("moved"), size.size, leave.block, leave.index, at, uses=uses)
 
     def _is_there(self, move: Move, leave: Leave) -> bool:
-        """Return whether what is moved needs no copy: it lies there, or is nowhere."""
+        """Return whether a move needs no copy: source and destination coincide, or the leaf has no
+        memory.
+        """
         home = move.source.home
         if home is ABSENT.home:
             return True
@@ -231,7 +246,7 @@ class _LocationAssigner:
     # statements
 
     def _place(self, leaf: Leaf) -> Location:
-        """Return where a leaf lies."""
+        """Return the location of a leaf."""
         home = leaf.home
         if isinstance(home, Offset):
             return self._home(self.owners[home.storage], home.bytes)
@@ -244,7 +259,9 @@ class _LocationAssigner:
         return replace(start, offset=start.offset + offset)
 
     def _start(self, number: int) -> Location | None:
-        """Return what a variable stands for at first; None for one that no turn changes."""
+        """Return the initial location of a pointer variable; None for one that no iteration
+        changes.
+        """
         params = self.reader.params if self.reader.is_loop else ()
         if number >= len(params):
             return NOWHERE
@@ -266,6 +283,7 @@ class _LocationAssigner:
             yield replace(statement, capacity=capacity)
         elif isinstance(statement, crt.KernelStep) and statement.kernel is None:
             source, target = statement.places
+            # A copy whose ends were placed in the same location is elided.
             if source != target:
                 size = statement.nbytes * capacity if lists else statement.nbytes
                 yield replace(statement, nbytes=size)
@@ -297,7 +315,7 @@ def _bytes(request: Request) -> int:
 
 
 def _meet(a: Request, b: Request) -> bool:
-    """Return whether two requests are alive at once."""
+    """Return whether two requests are live at once."""
     spans: list[LiveRange] = sorted([*a.spans(), *b.spans()])
     overlap = any(first <= last for (_, last), (first, _) in pairwise(spans))
     return overlap and not exclude_each_other(a, b)

@@ -54,7 +54,7 @@ def _names(module: MicroModule) -> dict[str, str]:
 
 
 def _numbers(module: MicroModule) -> str:
-    """Return the table of the numbers of constructors, if there are any."""
+    """Return the C table of constructor tags, or "" if there are none."""
     operands = [p for r in module.routines for s in r.code for p in s.places]
     count = max((p.number + 1 for p in operands if p.home is MemoryHome.NUMBER), default=0)
     if count == 0:
@@ -135,7 +135,7 @@ class _Emitter:
         return lines
 
     def _opened(self, statement: Statement) -> str:
-        """Return what opens a block."""
+        """Return the header of a block."""
         match statement:
             case crt.If(places=(test,)):
                 return f"if (*{self._address(test)} != 0) {{"

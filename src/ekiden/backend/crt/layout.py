@@ -54,8 +54,8 @@ class LeafKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LeafType:
-    """Leaf of a value: the bytes at its address (of ELEMENTS: of each element), and whether it
-    belongs to a reference, which is written through.
+    """Leaf of a flattened value: the bytes at its address (for ELEMENTS: of each element), and
+    whether it belongs to a reference cell, which is written through.
     """
 
     kind: LeafKind
@@ -140,8 +140,9 @@ class Layouts:
         ]
 
     def fields(self, kind: Type, constructor: Constructor | None, where: str) -> list[LayoutField]:
-        """Return the fields of a tuple, or of what a constructor makes: the type of each, and which
-        leaves of the whole it has."""
+        """Return the fields of a tuple or of a constructor's value: the type of each, and its range
+        of leaves.
+        """
         if isinstance(kind, TupleType):
             return self._slices(kind.fields, 0, where)
         if _is_list(kind):
@@ -192,7 +193,7 @@ def tensor_bytes(kind: TensorType, where: str) -> int:
 
 
 def unbounded(kind: TensorType) -> str:
-    """Return why there is no memory for a tensor, and what would help."""
+    """Return the message why a tensor has no static size, and what would help."""
     names = dict.fromkeys(v for d in kind.shape for v in free_vars(d))
     limits = [f"{v.name} <= {v.upper}" for v in names if isinstance(v, SizeVar) and v.upper]
     sizes = " and ".join(v.name for v in names) or "a size"

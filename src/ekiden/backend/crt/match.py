@@ -68,7 +68,7 @@ def read_match(
 def _choose(
     reader: RoutineReader, match: Match, value: Value, nodes: list[MatchLeaf | TagTest], number: int
 ) -> None:
-    """Emit the tests that lead to the number of a clause."""
+    """Emit the decision tree that selects the number of a clause."""
     stack: list[crt.Statement | tuple[MatchLeaf | TagTest | None, _Heads]] = [(nodes[0], {})]
     while stack:
         at = stack.pop()
@@ -93,7 +93,7 @@ def _choose(
 def _part(
     reader: RoutineReader, match: Match, value: Value, path: Path, heads: _Heads
 ) -> tuple[Type, Value]:
-    """Return the part of a value at a path, and its type."""
+    """Return the component of a value at a path, and its type."""
     kind = match.data.checked_type
     for length, index in enumerate(path):
         row = reader.program.layouts.fields(kind, heads.get(path[:length]), reader.where(match))

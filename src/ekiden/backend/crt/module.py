@@ -36,7 +36,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Return the size of the elements in bytes."""
         return math.prod(self.shape) * dt.itemsize(self.dtype)
 
 
@@ -270,7 +270,9 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class MicroModule:
-    """Program of a model; see the module docstring."""
+    """Program for a machine without an allocator: inputs, outputs, constants, kernels, routines and
+    memory pools.
+    """
 
     name: str
     target: Target
@@ -291,12 +293,12 @@ class MicroModule:
 
     @property
     def workspace(self) -> int:
-        """Bytes used of all pools."""
+        """Return the bytes used of all pools."""
         return sum(pool.used for pool in self.pools)
 
     @property
     def constant_bytes(self) -> int:
-        """Bytes of the constants, each where a processor can read its words."""
+        """Return the bytes of the constants, each aligned as the processor requires."""
         end = 0
         for array in self.constants:
             to = self.alignment_of(array)

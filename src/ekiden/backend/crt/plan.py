@@ -1,4 +1,5 @@
-"""Plan a module, in A-normal form with explicit memory, as a MicroModule.
+"""Plan the memory of a module in A-normal form for a machine without an allocator (TVM's USMP): the
+result is a MicroModule.
 
     let %t = alloc_tensor(%s, ..); invoke(f, (%x,), (%t,)); let %y = reshape_tensor(%t); %y
     ->  step f(input 0, output 0)          %s is all of the result: it is the caller's memory
@@ -90,7 +91,9 @@ def plan_module(
         frames[routines[-1].name] = routines[-1].frame
 
     def place_pools(requests: Sequence[Request]) -> tuple[dict[Request, Location], int]:
-        """Place what `main` needs, and note how much of each pool that is."""
+        """Assign the storages of `main` to the caller's pools, and record how much of each pool is
+        used.
+        """
         locations, sizes = _place(requests, used)
         used[:] = [replace(p, used=n) for p, n in zip(used, sizes, strict=True)]
         return locations, sum(sizes)
@@ -137,7 +140,7 @@ def _check_types(function: Function, names: Sequence[str]) -> None:
 
 
 def _functions(module: IRModule) -> Mapping[str, Function]:
-    """Return the Relay functions of a module by name; what they capture are parameters too."""
+    """Return the Relay functions of a module by name; captured variables are leading parameters."""
     return {
         g.name_hint: flatten_closure(f)
         for g, f in module.functions.items()
@@ -169,8 +172,9 @@ def _place_frame(requests: Sequence[Request]) -> tuple[dict[Request, Location], 
 def _place(
     requests: Sequence[Request], pools: Sequence[Pool]
 ) -> tuple[dict[Request, Location], list[int]]:
-    """Find a place for each request, and how much of each pool that takes. Raises CompileError
-    where there is no room."""
+    """Assign each request an offset in the first pool that has room, and return the bytes used of
+    each pool. Raises CompileError where there is no room.
+    """
     try:
         homes, used = assign_memories(requests, [p.limit for p in pools], POOL_ALIGNMENT_BYTES)
     except ValueError as error:

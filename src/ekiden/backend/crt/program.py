@@ -54,7 +54,7 @@ class MicroProgram:
     """Routine -> bytes of its frame, of those that are planned."""
 
     def constant(self, data: Array) -> Leaf:
-        """Return where a constant lies."""
+        """Return the leaf of a constant; equal arrays (by identity) share a number."""
         number, _ = self.constants.setdefault(id(data), (len(self.constants), data))
         return Leaf(Location(MemoryHome.CONSTANT, number))
 

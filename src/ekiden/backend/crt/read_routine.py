@@ -64,7 +64,7 @@ class RoutineReader(ValueReader):
     # what is known before
 
     def _declare(self) -> None:
-        """Give each function its signature, and each parameter its leaves."""
+        """Declare the signature of each function and the leaves of each parameter."""
         for entry, name in enumerate(self.names):
             self.name = name
             function, first = self._function(name), len(self.params)
@@ -107,7 +107,9 @@ class RoutineReader(ValueReader):
     # scopes
 
     def _scope(self, block: Block, *, is_last: bool) -> ScopeIterator:
-        """Read a chain; what it gives is in `ends`, or leaves the routine where it is the last."""
+        """Read a let-chain; its result goes to `ends`, or leaves the routine where the chain is the
+        last.
+        """
         chain = block.chain
         assert chain.result is not None
         tail = chain.tail() if is_last else len(chain.bindings)
@@ -134,7 +136,7 @@ class RoutineReader(ValueReader):
             self.ends[block] = result
 
     def _begin(self, block: Block, index: int, *, is_binding: bool = True) -> int:
-        """Go to the next position, at a binding of a block."""
+        """Advance to the next program point, which is a binding of a block."""
         at = self.tick()
         self.block, self.index = block, index
         if is_binding:
@@ -142,14 +144,14 @@ class RoutineReader(ValueReader):
         return at
 
     def _choice(self, variable: Var, value: If | Match, *, is_last: bool) -> ScopeIterator:
-        """Read the branches of a value; variables stand for what they give."""
+        """Read the branches of a value; local variables hold the leaves of the result."""
         block, index, at = self.block, self.index, self.now - 1
         kinds = () if is_last else self.leaf_types(value)
         joins = tuple(self._local(kind) for kind in kinds)
         branches: list[Block] = []
 
         def branch(body: RelayExpr) -> ScopeIterator:
-            """Read a branch, and let the variables stand for its leaves."""
+            """Read one branch, and assign its leaves to the local variables."""
             inner = Block(unchain(body), body, block, index, at)
             branches.append(inner)
             yield self._scope(inner, is_last=is_last)
@@ -186,7 +188,9 @@ class RoutineReader(ValueReader):
         return len(self.locals) - 1
 
     def _joined(self, number: int | None, leaves: Sequence[Leaf], value: RelayExpr) -> Leaf:
-        """Return what is known of a leaf after branches that gave these."""
+        """Join the leaves that the branches computed for one local variable: what all of them have
+        in common is known.
+        """
         if not leaves:
             return ABSENT
         if number is None:
@@ -206,7 +210,7 @@ class RoutineReader(ValueReader):
     # the ends of a routine
 
     def _jump(self, value: RelayExpr) -> str | None:
-        """Return the function of the group that a value calls; None for any other value."""
+        """Return the function of the group that a value tail-calls; None for any other value."""
         if not isinstance(value, Call) or isinstance(value.op, (Op, Constructor)):
             return None
         (callee,) = self.value(value.op)

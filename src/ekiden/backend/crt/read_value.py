@@ -62,7 +62,9 @@ LIFTED_PREFIX = "lifted_"
 
 
 class ValueReader:
-    """Reader of the values of one routine, without its scopes."""
+    """Reader of the values of one routine: operators, data, references and calls, without control
+    flow.
+    """
 
     def __init__(self, program: MicroProgram, names: Sequence[str], *, is_loop: bool) -> None:
         self.program = program
@@ -90,12 +92,12 @@ class ValueReader:
         return self.program.functions[name]
 
     def where(self, value: RelayExpr | None) -> str:
-        """Return how an error about a value begins."""
+        """Return the prefix of an error about a value: the model node."""
         node = f", {value.span}" if value is not None and value.span else ""
         return f"{ERROR_PREFIX}: function '{self.name.removeprefix(LIFTED_PREFIX)}'{node}"
 
     def _here(self) -> str:
-        """Return how an error about the binding that is read begins."""
+        """Return the prefix of an error about the current binding."""
         bindings = self.block.chain.bindings
         return self.where(bindings[self.index][1] if self.index < len(bindings) else None)
 
@@ -120,7 +122,7 @@ class ValueReader:
         return request
 
     def storage(self, kind: LeafType, lists: ListClass | None = None) -> Leaf:
-        """Return a leaf in a storage of its own, from the position that is read on."""
+        """Return a leaf in a new storage, live from the current position on."""
         if kind.kind is LeafKind.FUNCTION:
             return ABSENT
         lists = ListClass() if kind.is_list and lists is None else lists
@@ -185,7 +187,7 @@ class ValueReader:
                 )
 
     def _is_closure(self, name: str) -> bool:
-        """Return whether calling a function gives a function over what it captures."""
+        """Return whether a call of the function returns a closure."""
         return name in self.program.closures
 
     def _snapshot(self, value: Value, kinds: Sequence[LeafType], expr: RelayExpr) -> Value:
@@ -270,14 +272,15 @@ class ValueReader:
         return Leaf(Offset(leaf.home.storage, offset.value), leaf.storages, is_whole)
 
     def _view(self, call: Call) -> Value:
-        """Read a tensor under another shape; which says what is unbounded before kernels do."""
+        """Read a reshape: the same leaf with another shape; unbounded shapes are reported here,
+        before kernels do.
+        """
         if isinstance(call.attrs, (ReshapeTensorAttrs, MatchShapeAttrs)):
             tensor_bytes(TensorType(call.attrs.shape, "uint8"), self.where(call))
         return self.value(call.args[0])
 
     def _kernel(self, call: Call) -> None:
-        """Read a call of a kernel; its working memory is one more storage, which lives for the
-        call."""
+        """Read a kernel call; its workspace is one more storage, live during the call."""
         function, *groups = call.args
         assert isinstance(function, Function)
         kernel = self.program.kernels.kernel(function)
@@ -327,7 +330,7 @@ class ValueReader:
         return after, grown
 
     def _stack(self, call: Call, attrs: SequenceStackAttrs) -> Value:
-        """Read the elements of a list as one tensor, which they are."""
+        """Read a list as one tensor: its elements are contiguous already."""
         length, kind = attrs.length, call.checked_type
         assert isinstance(kind, TensorType)
         if not isinstance(length, IntImm):
@@ -377,14 +380,14 @@ class ValueReader:
         return results
 
     def _inputs(self, signature: RoutineSignature) -> int:
-        """Return how many addresses the routine of a function is inputs."""
+        """Return the number of addresses that a function's routine takes as inputs."""
         group = [s for s in self.program.signatures.values() if s.routine == signature.routine]
         return sum(len(kinds) for s in group for kinds in s.params)
 
     def _arguments(
         self, call: Call, signature: RoutineSignature
     ) -> list[tuple[int, Leaf, LeafType]]:
-        """Return for each address of a call its number in the routine, the leaf, and its type."""
+        """Return (input number, leaf, type) of each address that a call passes."""
         (callee,) = self.value(call.op)
         assert callee.function is not None
         values = (*callee.function.captured, *(self.value(a) for a in call.args))

@@ -22,14 +22,14 @@ class Offset:
 
 @dataclass(eq=False, slots=True)
 class ListClass(UnionFindNode):
-    """Equivalence class of lists that share a capacity, as one may be the other; the root holds the
-    capacity in elements, None where it is unknown.
+    """Equivalence class of lists that share a capacity, because they may be the same list
+    (union-find); the root holds the capacity in elements, None where it is unknown.
     """
 
     capacity: int | None = None
 
     def join(self, second: ListClass) -> None:
-        """Merge two classes; the larger capacity holds for both."""
+        """Unify two classes; the larger capacity holds for both."""
         mine, its = self.root(), second.root()
         if mine is not its:
             capacities = [c for c in (mine.capacity, its.capacity) if c is not None]

@@ -33,7 +33,7 @@ class GraphOutput:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Return the size of the elements in bytes."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -58,7 +58,7 @@ class ExecutorGraph:
 
     @property
     def arguments(self) -> list[int]:
-        """Return the nodes that are set from outside."""
+        """Return the nodes that are set from outside: inputs and constants."""
         return [i for i, node in enumerate(self.nodes) if not node.function]
 
     def first_entries(self) -> list[int]:

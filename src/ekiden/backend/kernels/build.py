@@ -79,8 +79,8 @@ class CompiledKernels:
     """Of a compilation of tier "quick" the general forms, by name; these are in no object."""
 
     def beside(self, programs: Sequence[PrimFunc], target: Target) -> CompiledKernels:
-        """Return these, and kernels of sizes in one object, exported under their own names; where
-        these have general ones, only those kernels of sizes that have no general form.
+        """Return these kernels together with the shape kernels `programs`, compiled to one object;
+        a shape kernel that has a general form is left out where these have general ones.
         """
         forms = general_shape_forms(programs, target) if self.general else {}
         general = {**self.general, **forms}
@@ -109,8 +109,10 @@ def _compile_together(programs: Sequence[PrimFunc], target: Target) -> bytes:
     """
     generator, cache = GENERATORS[target.kind.name], KernelCache.default()
     emitted = next(iter(generator.sources(target).values()))
+    # Lowering runs in this process; a background compilation may be in here at the same time.
     with LOCAL_COMPILE_LOCK:
         lowered = [tir_transform.lower(f, target) for f in programs]
+        # Keyed by the emitted text, because shape kernels have no canonical Relay function.
         key = text_key(emitted(lowered, target), target, generator.version())
         code = None if PassContext.current().compiles_cached else cache.get(key)
         if code is None:
@@ -156,6 +158,7 @@ def _compile(
             code = Code(lowered, compile_lowered([lowered], target))
         return packed(facts_of(code.lowered, target), pack_code(code))
     except Exception as error:
+        # The innermost context names the kernel best; outer ones add nothing.
         if not getattr(error, "__notes__", None):
             error.add_note(f"while compiling {described(function, name)}")
         raise
@@ -178,6 +181,7 @@ def _schedule_ranges(
     ]
     if not recorded_ranges:
         return [SizeRange(None, overrides)]
+    # Dispatch on sizes is host code; a device kernel keeps one schedule.
     if recorded.target.kind.has_threads:
         return [SizeRange(None, recorded_ranges[0][1])]
     return ranges_of(recorded_ranges)
@@ -193,6 +197,8 @@ def _task(
         if r.given or len(ranges) > 1
     ]
     extra += sorted(attrs)
+    # User implementations are not part of the function's digest: two processes may register
+    # different ones.
     extra += _own_versions(function)
     key = kernel_key(function, target, GENERATORS[target.kind.name].version(), *extra)
     name = f"{names[0]}_{key[:12]}"
@@ -201,8 +207,8 @@ def _task(
 
 
 def _own_versions(function: Function) -> tuple[str, ...]:
-    """Return the cache-key part of kernels with user implementations: they belong to this process
-    and its current registrations.
+    """Return the cache-key part of kernels with user implementations: a salt of this process, as
+    registrations do not outlive it.
     """
     names = {c.op.name for c in operator_calls(function) if isinstance(c.op, Op)}
     versions = {name: version_of(name) for name in sorted(names)}

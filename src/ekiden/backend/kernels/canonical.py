@@ -39,6 +39,7 @@ class _Renaming:
         dims = [d for t in [*kinds, *tensor_types(result)] for d in t.shape]
         self.symbols: dict[Var, PrimExpr] = {}
         self.compound: list[tuple[PrimExpr, PrimExpr]] = []
+        # Plain symbols first: a compound dimension is renamed in terms of them if possible.
         for dim in dims:
             if isinstance(dim, Var) and dim not in self.symbols:
                 self.symbols[dim] = self._fresh()
@@ -50,8 +51,8 @@ class _Renaming:
         return SizeVar(f"n{len(self.symbols) + len(getattr(self, 'compound', ()))}")
 
     def learn(self, expected: Type | None, inferred: Type | None) -> bool:
-        """Learn from the type that an operator infers in canonical symbols that a symbol equals an
-        expression of earlier ones; return whether anything was learnt.
+        """Unify the type that an operator infers in canonical symbols with the expected one: a
+        symbol may turn out to equal an expression of earlier ones. Return whether it did.
         """
         if not self.compound:
             return False
@@ -62,6 +63,7 @@ class _Renaming:
         if not isinstance(symbol, SizeVar) or isinstance(dim, IntImm):
             return False
         free = prim_vars(value)
+        # A Select is the extent of a broadcast: which operand gives it is unknown until run time.
         is_broadcast = any(isinstance(e, Select) for e in post_order(value))
         if not free or symbol in free or is_broadcast:
             return False
@@ -164,6 +166,7 @@ def _renamed(function: Function, renaming: _Renaming) -> Function | None:
             raise CompileError(f"{text}, got a {node_type}")
         if expr not in new:
             new[expr] = _rebuild(expr, new, renaming)
+            # The equality changes types inferred so far, so the renaming starts over.
             if renaming.learn(expr.checked_type, new[expr].checked_type):
                 return None
     body = new[function.body]

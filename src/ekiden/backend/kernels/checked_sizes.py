@@ -121,6 +121,8 @@ class _Intervals:
                 choose = min if isinstance(node, Min) else max
                 return choose(inside[0][0], inside[1][0]), choose(inside[0][1], inside[1][1])
             case FloorDiv():
+                # The quotient's magnitude is at most the dividend's: divisors are integers of
+                # magnitude 1 or more.
                 reach = max(abs(end) for end in inside[0])
                 return (0 if min(inside[0][0], inside[1][0]) >= 0 else -reach), reach
             case FloorMod():
@@ -163,8 +165,8 @@ def _arithmetic(node: BinaryExpr, a: SizeInterval, b: SizeInterval) -> SizeInter
 def size_conditions(
     exprs: Iterable[PrimExpr], extents: Sequence[Buffer] = ()
 ) -> Iterator[SizeCondition]:
-    """Yield the conditions under which no arithmetic inside of int64 expressions wraps: what must
-    hold, what an error says otherwise, and the numbers that it shows by name.
+    """Yield the conditions under which no int64 size arithmetic wraps: the condition, the error
+    message otherwise, and the values that it shows by name.
 
     Args:
         extents: int64 buffers whose elements are dimensions. Those of others are data, of which
@@ -182,9 +184,11 @@ def size_conditions(
     while stack:
         node, guard = stack.pop()
         always, under_guard = (id(node), id(true)), (id(node), id(guard))
+        # A node that is checked unconditionally needs no check under a guard.
         if not intervals.risky[id(node)] or always in visited or under_guard in visited:
             continue
         visited.add(under_guard)
+        # A side is checked only where it is chosen: the other side may overflow harmlessly.
         if isinstance(node, Select) or getattr(node, "op", "") == "if_then_else":
             chosen, if_true, if_false = children(node)
             stack.append((if_false, one(logical_and(guard, Not(chosen)))))
@@ -233,7 +237,7 @@ def _shown(node: PrimExpr, intervals: _Intervals) -> dict[str, PrimExpr]:
 
 
 def _text(node: PrimExpr, intervals: _Intervals) -> str:
-    """Return an expression of symbols as text; data have no names."""
+    """Return an expression of symbols as text; tensor elements have no names."""
     if intervals.reads_data[id(node)]:
         kinds: dict[type[PrimExpr], str] = {Add: "a sum", Sub: "a difference", Mul: "a product"}
         return kinds.get(type(node), "a number")

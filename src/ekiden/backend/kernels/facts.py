@@ -120,7 +120,7 @@ def packed(facts: KernelFacts, code: bytes) -> bytes:
 
 
 def unpacked(entry: bytes) -> tuple[KernelFacts, bytes]:
-    """Deserialise what `packed` returns."""
+    """Deserialise facts and object code from a cache entry."""
     head, _, code = entry.partition(b"\n")
     fields = json.loads(head)
     workspace = load_json(fields["workspace"])

@@ -287,8 +287,9 @@ class GeneralForm:
     # Products ------------------------------------------------------------------------------------
 
     def _factors(self, op: te.ComputeOp, sum_of: Reduce) -> _Factors | None:
-        """Return the factors of a matrix product, or None for what is no sum of products of float32
-        or int32, or has too few terms or a single column to pay off without packed weights.
+        """Match a sum of products and return its factors. None where it is no sum of products of
+        float32 or int32, or has too few terms or only one column to pay off without packed
+        weights.
         """
         if sum_of.kind != "sum" or sum_of.dtype not in FACTOR_DTYPES or not op.axis:
             return None
@@ -309,7 +310,7 @@ class GeneralForm:
     def _product(
         self, axes: Sequence[Var], domain: Sequence[IterVar], factors: _Factors
     ) -> list[int] | None:
-        """Return the words of a product, or None where each right factor would be computed for a
+        """Return the encoded product, or None where each right factor would be computed for a
         single row.
         """
         column, left_factor, right_factor, panels = factors
@@ -355,9 +356,9 @@ class GeneralForm:
 def owners(
     groups: Sequence[Sequence[te.Tensor]], temporaries: Sequence[te.Tensor]
 ) -> dict[te.Tensor, te.Tensor]:
-    """Return the memory owner of each tensor: an earlier tensor that nobody reads any more; a
-    staged convolution would hold all of its stages otherwise. Programs with statement regions
-    are excluded: their reads are not known here.
+    """Assign each tensor a memory owner: an earlier tensor whose last read is over. Without it a
+    staged convolution would hold all of its stages. Programs with statement regions are
+    excluded: their reads are not known here.
     """
     if any(isinstance(group[0].op, te.ExternOp) for group in groups):
         return {}
@@ -459,8 +460,8 @@ def _split(
     domain: Sequence[IterVar],
     reduced: Sequence[ReduceAxis],
 ) -> _Factors | None:
-    """Split factors by whether they depend on the column axis; None where a side is empty, or is
-    not summed.
+    """Split factors by whether they depend on the column axis; return None where a side is empty or
+    not reduced.
     """
     axis = domain[column]
     by_side: tuple[list[PrimExpr], list[PrimExpr]] = ([], [])

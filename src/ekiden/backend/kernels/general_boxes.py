@@ -1,6 +1,5 @@
-"""Split a computation into boxes in which the conditions on its axes are known; elements of a
-padded tensor, or of one of many that are joined, are computed without those that they are chosen
-from.
+"""Split a computation into boxes in which the conditions on its axes are constant, so that padded
+or concatenated tensors are computed without tests per element.
 
     if 2 <= y and y < n + 2 then x[y - 2] else 0, for y < n + 4
 
@@ -156,7 +155,7 @@ def _box(value: PrimExpr, ranges: Mapping[Var, AxisRange]) -> Box:
 def _restricted(
     condition: PrimExpr, ranges: Mapping[Var, AxisRange]
 ) -> dict[Var, AxisRange] | None:
-    """Return the ranges in which a condition holds, or None if they are no box."""
+    """Restrict axis ranges to where a condition holds; return None if that is no box."""
     inner = dict(ranges)
     waiting = [condition]
     while waiting:

@@ -125,7 +125,9 @@ class Sizes:
         self._alive: list[PrimExpr] = []
 
     def bind(self, symbol: Var) -> bool:
-        """Name a symbol; whether it is new. Raises NoGeneralFormError beyond MOST_SYMBOLS."""
+        """Bind a symbol to the next argument dimension; return whether it is new. Raises
+        NoGeneralFormError beyond MOST_SYMBOLS.
+        """
         if symbol in self._symbols:
             return False
         if len(self._symbols) == MAX_SYMBOLS:
@@ -286,7 +288,7 @@ class CodeBuilder:
         return self._depths[id(expr)]
 
     def _needs(self, expr: PrimExpr) -> list[PrimExpr]:
-        """Return what must be computed before an expression."""
+        """Return the operands that must be emitted before an expression."""
         if isinstance(expr, te.ProducerLoad):
             address = self.address(expr.indices, expr.producer.whole_shape)
             self._addresses[id(expr)] = address
@@ -338,7 +340,9 @@ class CodeBuilder:
         return merged
 
     def _are_one(self, outer: PrimExpr, wide: int, remainder: FloorMod, scale: int) -> bool:
-        """Return whether a scaled quotient and a scaled remainder add up to one scaled number."""
+        """Return whether a scaled quotient and a scaled remainder recombine to one scaled
+        number.
+        """
         if not isinstance(outer, FloorDiv) or outer.a is not remainder.a:
             return False
         if outer.b is not remainder.b and not (

@@ -73,7 +73,7 @@ class _Regions:
     found: list[Region] = field(default_factory=list)
 
     def once(self, *steps: RegionStep) -> None:
-        """Add steps that are not repeated."""
+        """Add steps that run once."""
         self.found.append(Region(Var("once"), const(1), steps))
 
 
@@ -95,7 +95,7 @@ def _strides(shape: Indices) -> list[PrimExpr]:
 
 
 def _into(tensor: te.Tensor, leading: Indices = ()) -> ResultLayout:
-    """Return the destination of a whole tensor at some leading indices."""
+    """Return the destination of a whole tensor at leading indices of another."""
     strides = _strides(tensor.whole_shape)
     offset: PrimExpr = const(0)
     for index, stride in zip(leading, strides, strict=False):
@@ -115,7 +115,7 @@ def _memory(shape: Indices, name: str, dtype: str = "float32") -> te.Tensor:
 
 
 class _ScalarMaths:
-    """What a cell is written with, for one element."""
+    """Vocabulary in which a recurrent cell is written, for one element."""
 
     def constant(self, value: float) -> PrimExpr:
         return const(value, "float32")
@@ -280,7 +280,7 @@ class _Layer:
         ]
 
     def spread(self) -> tuple[PrimExpr, PrimExpr]:
-        """Return (scale, zero point) of the bytes."""
+        """Return the quantisation parameters (scale, zero point) of the bytes."""
         zero, one = const(0.0, "float32"), const(1.0, "float32")
         low, high = Min(self.low[()], zero, "float32"), Max(self.high[()], zero, "float32")
         step = if_then_else(high > low, (high - low) / const(255.0, "float32"), one)
@@ -302,7 +302,7 @@ class _Layer:
         return total * (step * self.extras["scale"][row])
 
     def time(self, t: PrimExpr, b: Var) -> tuple[PrimExpr, PrimExpr | None]:
-        """Return the row of the data at a step, and whether it exists, as
+        """Return the input row of a time step, and whether it exists, as
         kernels.recurrent.layers.Layer does.
         """
         lengths = self.extras.get("lengths")
@@ -313,11 +313,11 @@ class _Layer:
         return (if_then_else(is_valid, length - 1 - t, t) if self.cell.reverse else t), is_valid
 
     def cells(self, t: Var, phase: int) -> RegionStep:
-        """Return the step that computes one phase of all units."""
+        """Return the step that computes one phase of all hidden units."""
         names: list[str] = []
 
         def body(b: Var, u: Var) -> tuple[PrimExpr, ...]:
-            """Return all values that a unit changes, in the order of `names`."""
+            """Return all states that a unit updates, in the order of `names`."""
             changes = self.unit(t, phase, b, u)
             names.extend(changes)
             return tuple(changes.values())
@@ -332,7 +332,7 @@ class _Layer:
         return RegionStep(results, layouts)
 
     def shown_at(self, t: Var) -> PrimExpr:
-        """Return the row of the output that a step writes."""
+        """Return the row of the output that a time step writes."""
         return self.steps - 1 - t if self.cell.reverse else t
 
     def unit(self, t: Var, phase: int, b: Var, u: Var) -> dict[str, PrimExpr]:
@@ -422,7 +422,7 @@ class _HeadBlock:
         return tensor[tuple(index[axis] for axis in self.heads.layouts[n])]
 
     def seen(self, row: PrimExpr) -> PrimExpr:
-        """Return the number of keys, from the first, that a query attends to."""
+        """Return the number of keys, from the first, that a query row attends to."""
         shift = self.keys - self.queries if self.heads.causal == "end" else const(0)
         return row + shift + 1
 

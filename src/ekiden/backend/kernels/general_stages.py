@@ -1,8 +1,5 @@
-"""Split convolutions and products into stages that general kernels execute well; padded first, so
-that what is summed is elements at even steps; transposed ones for each remainder by the stride,
-whose sums are such; those in groups a group at a time; weights that list rows as two products;
-and Winograd's a transform at a time, as one sum over everything, which is what they mean, would
-take as many times longer.
+"""Split convolutions and products into stages that general kernels execute well: padding first,
+transposed convolutions by residue, groups as separate products, Winograd by its transforms.
 """
 
 from __future__ import annotations
@@ -210,8 +207,8 @@ def _lists_rows(tensor: te.Tensor) -> bool:
 
 
 def _listed(tensor: te.Tensor) -> StagedResult:
-    """Return out = data * weight + listed * rest: the listed words of the data are gathered for
-    each panel.
+    """Return out = data * weight + listed * rest, where the listed words of the data are gathered
+    for each panel.
     """
     attrs = tensor.op.attrs
     data, weight = cast("Sequence[te.Tensor]", attrs["inputs"])
@@ -363,8 +360,8 @@ def _winograd(tensor: te.Tensor) -> StagedResult:
     inner = te.compute(shape, body, name="winograd_inner")
 
     def multiply(u: Var, v: Var, image: Var, y: Var, x: Var, o: Var) -> PrimExpr:
-        """Products of the transformed data with the transformed weight, for each of the places (u,
-        v) of a tile a matrix product over the channels.
+        """Multiply the transformed data and weight: for each position (u, v) of a tile a matrix
+        product over the channels.
         """
         c = te.reduce_axis((0, depth), "c")
         factor = winograd.transformed_element(weight, u * size + v, c, o)

@@ -94,8 +94,8 @@ def _lower_call(
 
 
 def check_names(function: Function) -> tuple[str, ...]:
-    """Return what messages call each operator that may reject an index, in the order of their
-    sites; "" for one without a source.
+    """Return the display name of each operator that may reject an index, in the order of their call
+    sites; "" for one without a source node.
     """
     return tuple(c.span.naming(c.op.name) if c.span else "" for c in _refusing(function))  # type: ignore[attr-defined]
 
@@ -342,9 +342,8 @@ def shape_function(
 
 
 def _total(expr: PrimExpr, rewritten: dict[int, PrimExpr] | None = None) -> PrimExpr:
-    """Make an expression total: divisors that may be 0 are replaced by 1, since a later check
-    rejects such sizes, while a division by zero would kill the process. `rewritten` memoises
-    shared expressions, as in `rewrite`.
+    """Replace divisors that may be 0 by 1. A later check rejects such sizes, but the division
+    itself would raise SIGFPE first. `rewritten` memoises shared expressions, as in `rewrite`.
     """
 
     def guard(node: PrimExpr) -> PrimExpr:

@@ -39,8 +39,9 @@ def _multiplies_integers(call: Call) -> bool:
 
 
 def slower_than_floats(function: Function, target: Target) -> dict[str, object]:
-    """Return {"over_floats": times as long, as text} for a kernel in canonical form that is slower
-    than that of the same product of floats would be; empty for others."""
+    """Return {"over_floats": ratio as text} for a canonical kernel that the cost model predicts to
+    be slower than the same product in float32, else {}.
+    """
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
     if not any(map(_multiplies_integers, calls)):
         return {}
@@ -55,8 +56,9 @@ def slower_than_floats(function: Function, target: Target) -> dict[str, object]:
 def warn_of_slower(
     kernels: Mapping[str, Mapping[str, object]], sources: Iterable[tuple[str, str]], target: Target
 ) -> None:
-    """Log a warning with the slowest of the kernels that `slower_than_floats` has marked; `sources`
-    are their names with the nodes of the model that they are of."""
+    """Log a warning that names the slowest of the kernels that `slower_than_floats` has marked,
+    with the model nodes (`sources`) they come from.
+    """
     nodes: dict[str, str] = {}
     for name, node in sources:
         nodes.setdefault(name, node)

@@ -24,7 +24,9 @@ TunedSizes = Sequence[Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class SizeRange:
-    """Overrides of a kernel whose symbols' product is at most `upper`; None is no bound."""
+    """Range of sizes that one schedule override covers: all whose product is at most `upper` (None:
+    unbounded).
+    """
 
     most: int | None
     given: Overrides
@@ -51,8 +53,8 @@ def ranges_of(tuned: Sequence[tuple[TunedSizes, Overrides]]) -> list[SizeRange]:
 
 
 def joined(ranges: Sequence[SizeRange], lower: Callable[[Overrides], PrimFunc]) -> PrimFunc:
-    """Return a lowered function that dispatches to the loops of the range that its sizes are in;
-    its attributes are those common to all ranges.
+    """Build a function that dispatches to the loops of the range in which its sizes are; it has the
+    attributes common to all ranges.
     """
     lowered = [lower(row.given) for row in ranges]
     last = lowered[-1]

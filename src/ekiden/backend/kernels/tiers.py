@@ -43,7 +43,9 @@ OnKernel = Callable[[str, bytes], None]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Finishing:
-    """A request for every kernel's own code, after a compilation with general kernels."""
+    """Request for the full tier: every kernel's own code, after a compilation with general
+    kernels.
+    """
 
     on_kernel: OnKernel
     cancellation: Cancellation
@@ -53,7 +55,9 @@ class Finishing:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TieredCode:
-    """The code of some kernels, by key, and the general forms of the others, by name."""
+    """Code of the quick tier: object code of some kernels by key, general forms of the others by
+    name.
+    """
 
     code: Mapping[str, bytes]
     general: Mapping[str, bytes]
@@ -66,11 +70,13 @@ def compile_without_form(
     cache: KernelCache,
     progress: ProgressCallback | None,
 ) -> TieredCode:
-    """Compile the kernels that have no general form; of the others return that form, unless the
-    cache has their code."""
+    """Compile the quick tier: kernels without a general form are compiled, the others get their
+    form, unless the cache has their code.
+    """
     general: dict[str, bytes] = {}
     rows = {t.key: (t, form, to) for t, form, to in zip(tasks, forms, targets, strict=True)}
     for task, form, target in rows.values():
+        # A cached kernel is at hand at once and faster than its general form.
         if cache.get(task.key) is None:
             made_of = general_form(form, target)
             if isinstance(made_of, bytes):
@@ -87,11 +93,14 @@ def compile_without_form(
 def compile_rest(
     finishing: Finishing, tasks: Sequence[Task], forms: Sequence[Function], cache: KernelCache
 ) -> dict[str, bytes]:
-    """Return the code of all kernels, by key: general ones are compiled in the order of what is won
-    by it, and handed over one by one. Raises what compiling raises, and CancelledError."""
+    """Compile the full tier and return the code of all kernels by key. Kernels with the largest
+    expected gain come first, and each is handed over once it is ready. Raises what compiling
+    raises, and CancelledError.
+    """
     rows = {t.key: (t, form) for t, form in zip(tasks, forms, strict=True)}
     counts = Counter(t.key for t in tasks)
     pending = [key for key in rows if key not in finishing.code]
+    # A kernel that is called often or works much gains most from its own code.
     pending.sort(key=lambda key: -counts[key] * work_of(rows[key][1]))
 
     def hand_over(task: Task, code: bytes) -> None:
@@ -126,7 +135,7 @@ def general_shape_forms(programs: Sequence[PrimFunc], target: Target) -> dict[st
 
 
 def work_of(function: Function) -> int:
-    """Return an estimate of a kernel's work, by which the loss of its general form grows."""
+    """Estimate a kernel's work in elements, which orders the full tier's compilation."""
     elements = [d for t in tensor_types(function.body.checked_type) for d in t.shape]
     total: PrimExpr = count_flops(function)
     size: PrimExpr = IntImm(1, "int64")

@@ -43,7 +43,7 @@ MAX_JUMP_TABLE_CASES = 256
 
 @dataclass(slots=True)
 class _Ends:
-    """Failure exits of a match: a Fatal for each look of the values that no clause matches."""
+    """Failure exits of a match: one Fatal for each pattern of values that no clause matches."""
 
     tuples: Mapping[Path, int]
     """Places of tuples in the value -> number of their fields."""
@@ -54,7 +54,7 @@ class _Ends:
 
 
 class ChoiceEmitter(BytecodeEmitter):
-    """Emitter of a function's choices."""
+    """Emitter of a function's branches and matches."""
 
     registers: dict[RelayExpr, int]
     """Where the values of variables are."""
@@ -62,7 +62,7 @@ class ChoiceEmitter(BytecodeEmitter):
     """Definitions of data types."""
 
     def _scope(self, body: RelayExpr, to: int | None) -> ScopeIterator:
-        """Emit a let-chain; its result goes to a register, or is that of the function."""
+        """Emit a let-chain, whose result goes to a register or is returned from the function."""
         raise NotImplementedError
 
     def _atom(self, expr: RelayExpr) -> int:
@@ -172,7 +172,9 @@ class ChoiceEmitter(BytecodeEmitter):
         self.goto(fallback_label)
 
     def _join(self, leaf: MatchLeaf, registers: ValueParts, shared: dict[int, int]) -> None:
-        """Emit one of several paths to a clause; all leave its variables in the same registers."""
+        """Emit one of several edges to a clause; all leave the clause's variables in the same
+        registers.
+        """
         if leaf.clause not in shared:
             shared[leaf.clause] = self.label()
             self.registers |= {variable: self.new() for variable, _ in leaf.variables}

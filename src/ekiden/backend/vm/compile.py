@@ -109,7 +109,9 @@ def host_functions(module: IRModule) -> list[str]:
 
 
 def _constraints(module: IRModule, name: str) -> Sequence[Constraint]:
-    """Return the conditions that every run of `main` must meet, as the frontend declares them."""
+    """Return the conditions on inputs that every run of `main` must meet, as the frontend declares
+    them.
+    """
     conditions = module.attrs.get("constraints", ()) if name == "main" else ()
     assert isinstance(conditions, Sequence)
     return conditions
@@ -245,7 +247,7 @@ def _compile_variant(
     *,
     is_native: bool = False,
 ) -> ExecutableProgram:
-    """Return the program of a module; its constants are put beside those that are there.
+    """Compile a module for one target; its constants are added to those of the other variants.
 
     Raises CompileError for what the virtual machine cannot run, naming the node of the model.
     """

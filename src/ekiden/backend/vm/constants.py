@@ -33,8 +33,8 @@ class ConstantPool:
     """Those that are made of others when an executable is loaded."""
 
     def number(self, data: Array, device: int = 0, is_made: bool = False) -> int:
-        """Return the number of an array on a device; the array must not change from now on.
-        `is_made`: it is computed from others when the executable is loaded.
+        """Intern an array for a device and return its number. The array must not change from now
+        on. `is_made`: it is computed from other constants when the executable is loaded.
         """
         key = id(data), device, is_made
         if key not in self._known:
@@ -43,6 +43,7 @@ class ConstantPool:
 
     def _find(self, data: Array, device: int, is_made: bool) -> int:
         sample = np.asarray(data).flat[:: max(1, data.size // SAMPLED_ELEMENTS)].tobytes()
+        # A full comparison reads both arrays; most arrays that differ do so in the sample already.
         alike = self._alike.setdefault((device, is_made, str(data.dtype), data.shape, sample), [])
         for number in alike:
             if np.array_equal(_bytes(data), _bytes(self.arrays[number])):

@@ -58,14 +58,14 @@ class TagTest:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Remaining tests of a clause."""
+    """Row of the clause matrix: the tests of a clause that remain."""
 
     clause: int
     tests: dict[Path, PatternConstructor]
     variables: tuple[tuple[Var, Path], ...]
 
     def found(self, path: Path) -> _Row:
-        """Return the row after its constructor has matched at `path`."""
+        """Specialize the row to a matched constructor at `path` (Maranget 2008)."""
         if path not in self.tests:
             return self
         inside = self.tests[path].patterns
@@ -98,7 +98,9 @@ class _Builder:
     waiting: list[list[_Row]] = field(default_factory=list)
 
     def number(self, rows: list[_Row]) -> int:
-        """Return the number that the node of these rows will get."""
+        """Return the number that the node of these rows will get; the node is built later, breadth
+        first.
+        """
         self.waiting.append(rows)
         return len(self.waiting) - 1
 
@@ -110,6 +112,8 @@ class _Builder:
         if not first.tests:
             return MatchLeaf(first.clause, first.variables)
         test_counts = Counter(path for row in rows for path in row.tests)
+        # Heuristic: the constructor test of the first row that most rows need; the first row
+        # decides priority.
         path = max(first.tests, key=test_counts.__getitem__)
         tags = dict.fromkeys(r.tests[path].constructor.tag for r in rows if path in r.tests)
         cases = {
@@ -132,6 +136,7 @@ def decision_tree(clauses: Sequence[Clause]) -> list[MatchLeaf | TagTest]:
     builder = _Builder()
     if clauses:
         builder.number([_row(i, [(c.lhs, ())]) for i, c in enumerate(clauses)])
+    # Breadth first and iterative, so that deep patterns do not exhaust the stack.
     while len(builder.nodes) < len(builder.waiting):
         builder.nodes.append(builder.node(builder.waiting[len(builder.nodes)]))
     return builder.nodes
@@ -157,8 +162,8 @@ MAX_SHOWN_DEPTH = 4
 def pattern_of(
     heads: Mapping[Path, Constructor], tuples: Mapping[Path, int], path: Path = ()
 ) -> Pattern:
-    """Return the pattern of a value whose constructors are known at some paths, no deeper than an
-    error shows.
+    """Return the pattern of a value whose constructors are known at some paths, at most
+    MAX_SHOWN_PATTERN_DEPTH deep, for an error message.
     """
     if len(path) < MAX_SHOWN_DEPTH:
         constructor = heads.get(path)

@@ -56,6 +56,7 @@ class DimVector:
 
     def __init__(self, constraints: Sequence[Constraint] = ()) -> None:
         self.constraints: list[Constraint] = []
+        # A vector without elements is never computed, but its checks must run.
         self.exprs: list[PrimExpr] = [const(0)] if constraints else []
         self._places: dict[tuple[int, ...], int] = {}
         self._checked: set[int] = set()
@@ -66,6 +67,7 @@ class DimVector:
     def place(self, exprs: Sequence[PrimExpr]) -> int:
         """Return the slot of the first of `exprs`, whose values are stored consecutively."""
         shared = [*map(self._one, exprs)]
+        # Interned, so that equality of expressions is identity and the key is small.
         key = tuple(map(id, shared))
         if key not in self._places:
             self._places[key] = len(self.exprs)
@@ -80,7 +82,7 @@ class DimVector:
             self.require()
 
     def require(self) -> None:
-        """Have the vector computed even where nothing is read from it: computing it checks."""
+        """Mark the vector as used even where nothing reads it: computing it performs the checks."""
         if not self.exprs:
             self.place((const(0),))
 
@@ -134,19 +136,21 @@ class DimPlan:
         self._bound_at: dict[Var, DimStage] = dict.fromkeys(parameter_symbols, self.entry)
         self._is_checked = bool(constraints)
         stack: list[tuple[RelayExpr, DimStage]] = [(function.body, self.entry)]
+        # An explicit stack: let-chains and branches nest deeper than Python's recursion limit.
         while stack:
             body, stage = stack.pop()
             stack.extend(self._walk(body, stage))
         self.after = {variable: stage for stage, variable in self._ends.items()}
         """Variable -> the stage that is computed when it is bound."""
+        # Later stages first: they add the symbols that they read to the vectors of earlier ones.
         for stage in reversed(self.stages):
             self._gather(stage)
 
     def place(
         self, exprs: Sequence[PrimExpr], beside: Sequence[PrimExpr] = ()
     ) -> tuple[DimStage, int]:
-        """Return the stage that computes expressions, and their slot in its vector; constants are
-        stored in the stage of `beside`.
+        """Return the stage that computes some expressions and their slot in its vector; constants
+        are stored in the stage of `beside`.
         """
         stage = self._stage_of(beside if is_static(exprs) else exprs)
         return stage, stage.dims.place(exprs)
@@ -231,18 +235,20 @@ class DimPlan:
 
     def _check(self, constraint: Constraint, stage: DimStage, body: RelayExpr) -> None:
         at: DimStage | None = stage
+        # An enclosing stage that checks the condition has run by then.
         while at is not None:
             if at.dims.checks(constraint):
                 return
             at = at.parent
         chosen = self._stage_of((constraint[0],))
+        # A check inside a branch must run only where the branch is taken.
         if chosen.chain is not body:
             chosen = self.before.get(body) or self._new_stage(chosen, body)
             self.before[body] = chosen
         chosen.dims.check(constraint)
 
     def _gather(self, stage: DimStage) -> None:
-        """Record the symbols that a stage reads from earlier ones."""
+        """Collect the symbols that a stage reads from earlier stages."""
         exprs = [*stage.dims.exprs, *(c for c, _ in stage.dims.constraints)]
         exprs += [d for c in stage.calls if isinstance(c.attrs, MatchShapeAttrs)
                   for d in c.attrs.shape]  # fmt: skip

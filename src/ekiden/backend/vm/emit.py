@@ -60,7 +60,7 @@ class BytecodeEmitter:
         self.emit("Goto", offset=label)
 
     def switch(self, value: int, labels: tuple[int, ...]) -> None:
-        """Jump to the label of a tag or number; to the last one where it has none."""
+        """Emit a jump table on a tag or number; values without an entry go to the last label."""
         self.emit("Switch", value=value, offsets=labels)
 
     def code(self) -> list[Instruction]:

@@ -57,8 +57,8 @@ _Closure: TypeAlias = tuple[int, tuple[int, ...]]
 
 @dataclass(slots=True)
 class ProgramTables:
-    """What all functions of an executable share: numbers of functions and primitives, the table of
-    constants.
+    """Tables that all functions of an executable share: numbers of functions, primitives and
+    devices, and the constant pool.
     """
 
     functions: dict[str, int]
@@ -77,7 +77,7 @@ class ProgramTables:
     """Constants that are: the primitive, and what each is made of, which stands before it."""
 
     def constant(self, data: Array, device: int) -> int:
-        """The number of a constant. What is made at loading is made on the host alone.
+        """Return the number of a constant. What is made at loading is made on the host alone.
 
         Sources stand before what is made of them, so that the loader makes them in order; a chain
         of any length is walked with a list.
@@ -103,7 +103,7 @@ class ProgramTables:
 
 
 class FunctionCompiler(ChoiceEmitter):
-    """Emits the instructions of one function, in one walk over its bindings.
+    """Compiler of one function to bytecode, in one walk over its bindings.
 
     Each value gets a register that is written once (twice and more for the result of a choice), so
     that what follows can reason about lifetimes without data flow. Nothing is decided here that a
@@ -165,7 +165,9 @@ class FunctionCompiler(ChoiceEmitter):
         self._compute(stage, tensors)
 
     def _scope(self, body: RelayExpr, to: int | None) -> ScopeIterator:
-        """A let-chain whose result goes to a register; None: it is the result of the function."""
+        """Emit a let-chain whose result goes to a register (None: it is the result of the
+        function).
+        """
         self._compute_later(self.plan.before.get(body))
         chain = unchain(body)
         assert chain.result is not None
@@ -211,7 +213,7 @@ class FunctionCompiler(ChoiceEmitter):
         return is_call and self._made(value) is None
 
     def _value(self, value: RelayExpr) -> int:
-        """Emit what computes a value; the register that holds it."""
+        """Emit the instructions that compute a value and return its register."""
         match value:
             case Var():
                 return self._alias(value)
@@ -245,7 +247,7 @@ class FunctionCompiler(ChoiceEmitter):
         return self.into("Move", src=self.registers[variable])
 
     def _atom(self, expr: RelayExpr) -> int:
-        """The register of an argument; a variable's own, without a copy."""
+        """Return the register of an argument: a variable's own, without a copy."""
         return self.registers[expr] if expr in self.registers else self._value(expr)
 
     def _atoms(self, exprs: tuple[RelayExpr, ...]) -> tuple[int, ...]:
@@ -274,9 +276,8 @@ class FunctionCompiler(ChoiceEmitter):
                 return result
 
     def _made(self, value: RelayExpr) -> _Closure | None:
-        """The function that a value is and what it captures, if that is known here: then it is
-        called directly, without an object for the closure, which would be allocated in each turn of
-        a loop.
+        """Return the function and captured values of a value that is statically known to be a
+        closure; it is called directly, without allocating a closure object in each iteration.
         """
         match value:
             case Var() if value in self.closures:
@@ -363,12 +364,12 @@ class FunctionCompiler(ChoiceEmitter):
     def _place(
         self, exprs: tuple[PrimExpr, ...], beside: tuple[PrimExpr, ...] = ()
     ) -> tuple[int, int]:
-        """(register, first element) of expressions in the vector of their stage."""
+        """Return (register, first element) of expressions in the vector of their stage."""
         stage, at = self.plan.place(exprs, beside)
         return self.vectors[stage], at
 
     def _shape(self, shape: tuple[PrimExpr, ...]) -> tuple[int, int]:
-        """(register, first element) of a shape."""
+        """Return (register, first element) of a shape in the vector of its stage."""
         if is_static(shape):
             return self._load_constant(np.array(values(shape), np.int64)), 0
         return self._place(shape)

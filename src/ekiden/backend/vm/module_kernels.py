@@ -145,7 +145,9 @@ def load_functions(module: IRModule) -> dict[int, Function]:
 
 
 def _load_function(source: Call) -> Function:
-    """Return a call on constants as a fused function of them."""
+    """Build the fused function that computes a constant from others when an executable is
+    loaded.
+    """
     kinds = [(a.data.shape, str(a.data.dtype)) for a in source.args if isinstance(a, Constant)]
     params = tuple(var(f"p{i}", shape=s, dtype=t) for i, (s, t) in enumerate(kinds))
     body = Call(source.op, params, source.attrs, span=source.span)

@@ -93,7 +93,7 @@ def pipeline(
     concurrent: bool = False,
     plans_memory: bool = True,
 ) -> Sequential:
-    """Return the passes of the virtual machine for a target. `config` says on which devices.
+    """Build the pass pipeline of the virtual machine for a target. `config` says on which devices.
 
     `in_place`: whether tensors may be parts of others: several kernels then write the parts of a
     concatenation, and slices lie in what they are cut from. Graphs cannot say so, and kernels that
@@ -185,8 +185,9 @@ def pipeline(
 
 
 def _memory_passes(kernels: ModuleKernels | None, concurrent: bool) -> tuple[Pass, ...]:
-    """Return those that give tensors places; of kernels that are compiled it is known what working
-    memory they need."""
+    """Return the passes that plan memory; the workspace of compiled kernels is known, and planned
+    too.
+    """
     facts = kernels.facts if kernels is not None else None
     return (MemoryPlan(facts, concurrent=concurrent), UpdateInPlace(facts), OwnResults())
 
@@ -199,7 +200,7 @@ def optimize(
     in_place: bool = True,
     concurrent: bool = False,
 ) -> IRModule:
-    """Return a module as `pipeline` leaves it; no kernel of it is compiled."""
+    """Run the pass pipeline on a module, without compiling kernels."""
     with cache_results():
         return pipeline(target, config, in_place=in_place, concurrent=concurrent)(module)
 
@@ -237,7 +238,7 @@ def lower(
 
 
 def lower_again(general: LoweredModule, finishing: Finishing, concurrent: bool) -> LoweredModule:
-    """Return what was lowered with general kernels, with the kernels' own code."""
+    """Lower to the full tier what was lowered with general kernels."""
     assert general.unplanned is not None, "it has general kernels"
     general_kernels = general.kernels
     kernels = compile_kernels(

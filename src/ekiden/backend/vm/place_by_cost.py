@@ -134,8 +134,8 @@ def _marked(
 
 
 def _scales(module: IRModule, costs: DeviceCosts) -> tuple[float, float]:
-    """Return by what factor all operators of host and device take longer than their figures
-    predict.
+    """Return the factors by which measured program times on host and device exceed the
+    predictions.
     """
     calls = [
         call
@@ -145,6 +145,7 @@ def _scales(module: IRModule, costs: DeviceCosts) -> tuple[float, float]:
         if is_primitive_call(call) and isinstance(call, Call)
     ]
     sums = [sum(costs.of(where, *_work(call)) for call in calls) for where in (0, 1)]
+    # Measured whole-program times correct the estimate of each device by one factor.
     host, device = (
         seconds / total if seconds and total else 1.0
         for seconds, total in zip(costs.program, sums, strict=True)
@@ -170,6 +171,7 @@ class _PlacementNetwork:
     def on_device(self, function: Function, is_main: bool) -> set[RelayExpr]:
         """Return the operators that run on the device."""
         order = evaluation_order(function.body)
+        # Arguments arrive in host memory.
         for param in function.params:
             self._fix(param)
         for expr in order:
@@ -229,6 +231,7 @@ class _PlacementNetwork:
             case Call(attrs=OnDeviceAttrs() | DeviceCopyAttrs()):
                 self._record_annotation(expr)
             case If():
+                # The virtual machine reads conditions on the host.
                 self._use(expr.cond, Network.SOURCE)
                 operands = (expr.true_branch, expr.false_branch)
             case Let():
@@ -255,7 +258,7 @@ class _PlacementNetwork:
         self.network.edge(Network.SOURCE, node, int(device * PICOSECONDS_PER_S))
 
     def _copies(self, value: RelayExpr, users: Sequence[int]) -> None:
-        """Add one copy to the device for any user there of a value on the host, and one
+        """Add the cost of one copy to the device, shared by all users there, and of one
         copy back.
         """
         node, size = self._node(value), _nbytes(value.checked_type)

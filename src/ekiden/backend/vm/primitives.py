@@ -26,8 +26,8 @@ ANY_DEVICE = -1
 
 
 class Primitives:
-    """Primitives of a module whose kernels are compiled; `anywhere` are the names of those without
-    a device.
+    """Table that numbers the primitives of a module with compiled kernels; `anywhere` are the names
+    of those without a device.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Primitives:
 
     @property
     def names(self) -> list[str]:
-        """Their names in order."""
+        """Return the names of the primitives, in order."""
         return [name for name, _ in self._numbers]
 
     @property

@@ -78,6 +78,7 @@ class _Liveness:
         leaders |= {at + 1 for at, instruction in enumerate(code) if _never_goes_on(instruction)}
         after: dict[int, list[frozenset[int]]] = {}
         live: set[int] = set()
+        # One pass suffices because jumps only lead forward: loops are calls.
         for at in range(len(code) - 1, -1, -1):
             if not self.is_needed[at]:
                 continue
@@ -96,6 +97,7 @@ class _Liveness:
     def _visit(self, at: int, instruction: Instruction, live: set[int]) -> None:
         """Process an instruction; `live` is the live set after it."""
         written = writes(instruction)
+        # Dead code: a pure instruction whose results nothing reads.
         if instruction.has("pure") and live.isdisjoint(written):
             self.is_needed[at] = False
             return
@@ -157,8 +159,8 @@ class _RegisterFile:
             heapq.heappush(self.free, register)
 
     def give(self, value: int, near: int | None = None) -> int:
-        """Return a register for a value, preferably that of the dead value `near`. A value written
-        on several paths gets its register at the first write and keeps it.
+        """Allocate a register for a value, preferably that of the dying value `near`. A value
+        written on several paths gets its register at the first write and keeps it.
         """
         if value not in self.of:
             self.of[value] = self._pick(value, near)
@@ -169,6 +171,7 @@ class _RegisterFile:
         rivals = self.liveness.rivals.get(value, ())
         barred = {self.of[rival] for rival in rivals if rival in self.of}
         wish = self.wishes.get(value)
+        # A Move becomes a no-op where source and destination get the same register.
         for preferred in (near, wish):
             register = self.of.get(preferred) if preferred is not None else None
             if register is not None and register not in self.taken and register not in barred:
@@ -180,6 +183,7 @@ class _RegisterFile:
         chosen = None
         while self.free and chosen is None:
             register = heapq.heappop(self.free)
+            # Barred registers return to the heap: they are barred for this value only.
             if register in barred:
                 passed.append(register)
             elif register not in self.taken:
@@ -215,7 +219,7 @@ class _Allocator:
         self.made: list[list[Instruction]] = []
 
     def run(self) -> tuple[int, tuple[Instruction, ...]]:
-        """Return the number of registers, and the instructions."""
+        """Rewrite the function; return the number of registers and the instructions."""
         self._drop_unread()
         for at, instruction in enumerate(self.code):
             if at in self.liveness.at:
@@ -226,6 +230,7 @@ class _Allocator:
             self.made.append(self._instruction(at, instruction))
             for target in _targets(instruction, at):
                 _join(self.coming.setdefault(target, {}), self.holds)
+            # What registers hold is known again at the next jump target.
             if _never_goes_on(instruction):
                 self.holds = {}
         return self.places.count, _layout(self.code, self.made)
@@ -255,7 +260,10 @@ class _Allocator:
         kind = self._kind(instruction, dying)
         written = writes(instruction)
         movable = may_move(instruction)
+        # A last read may move the value out, which saves a reference count, if all reads of it are
+        # movable.
         moved = {v for v in dying if movable.count(v) == reads(instruction).count(v) > 0}
+        # Operands die before the results get registers, so that a result may reuse theirs.
         for value in dying:
             if value in read and value not in written:
                 self._die(value, value in moved)
@@ -293,6 +301,8 @@ class _Allocator:
         """
         if not instruction.has("long") and not instruction.has("allocates"):
             return []
+        # A view pins its storage, which matters for the duration of a long instruction; before an
+        # allocation only memory that it can reuse matters.
         lowest_kind = VIEW_KIND if instruction.has("long") else OWNER_KIND
         dead_registers = sorted(
             candidate for candidate in self.dead if self.holds[candidate] >= lowest_kind
@@ -304,7 +314,7 @@ class _Allocator:
 
 
 def _join(into: dict[int, int], holds: dict[int, int]) -> None:
-    """Merge what registers may hold on another path."""
+    """Join what registers may hold on another control-flow path."""
     for register, kind in holds.items():
         into[register] = max(kind, into.get(register, 0))
 
@@ -312,8 +322,8 @@ def _join(into: dict[int, int], holds: dict[int, int]) -> None:
 def _layout(
     code: Sequence[Instruction], rewritten: Sequence[list[Instruction]]
 ) -> tuple[Instruction, ...]:
-    """Return the rewritten instructions in order; jumps to the next instruction are removed and
-    jumps to jumps threaded.
+    """Lay out the rewritten instructions: jumps to the next instruction are removed, jumps to jumps
+    threaded.
     """
     resolved: list[int] = [len(code)] * (len(code) + 1)
     """For each old position, the first one at or after it that something stands at; through
@@ -340,7 +350,8 @@ def _layout(
 
 
 def allocate(code: Sequence[Instruction], n_params: int) -> tuple[int, tuple[Instruction, ...]]:
-    """Return the number of registers that a function needs, and its instructions over them.
-    Parameters arrive in registers 0 to n_params - 1. Raises InternalError for a backward jump.
+    """Allocate registers by linear scan: return the number of registers and the rewritten
+    instructions. Parameters arrive in registers 0 to n_params - 1. Raises InternalError for a
+    backward jump.
     """
     return _Allocator(code, n_params).run()

@@ -87,8 +87,8 @@ def _divisions(
     shown: Mapping[Var, PrimExpr],
     solved: Mapping[Var, PrimExpr],
 ) -> list[RunCheck]:
-    """Return the checks that dimensions from which symbols are solved are consistent: 5 elements
-    along n * 2 have no n.
+    """Return the checks that compound dimensions are divisible: 5 elements along n * 2
+    have no n.
     """
     consistency_checks: list[RunCheck] = []
     for source in all_sources:
@@ -297,7 +297,9 @@ class _StageKernel:
 def _size_checks(
     exprs: Sequence[PrimExpr], extents: Sequence[Buffer] = (), name: str = "run"
 ) -> list[RunCheck]:
-    """Return the checks that no size wraps; see `size_conditions`. `name` begins what they say."""
+    """Return the checks that no size arithmetic overflows; see `size_conditions`. `name` begins
+    what they say.
+    """
     rows = size_conditions(exprs, extents)
     return [RunCheck(condition, f"{name}: {text}", shown) for condition, text, shown in rows]
 

@@ -106,9 +106,11 @@ def write_programs(
     """
     arrays = [_little_endian(constant) for constant in constants]
     records = [_constant(a, n in load_time, n in apart) for n, a in enumerate(arrays)]
+    # Without native code a program runs on every machine, so one variant is enough.
     several = programs if all(program.image for program in programs) else programs[:1]
     written = [_sections(program) for program in several]
     kinds = dict.fromkeys(kind for sections in written for kind in sections)
+    # Sections that are equal in all variants are stored once.
     common = {k for k in kinds if all(s.get(k) == written[0].get(k) for s in written)}
     file_parts = [SectionSource(Section.CONSTANTS, lambda at: write_constants(records, at))]
     file_parts += [
@@ -136,6 +138,7 @@ def _sections(program: ExecutableProgram) -> dict[Section, bytes]:
         payloads[Section.TYPES] = signatures([f.types for f in program.functions])
     if program.derived:
         payloads[Section.DERIVED] = _derived(program.derived)
+    # Without a table everything is on the host.
     if len(program.places.devices) > 1:
         payloads[Section.DEVICES] = _places(program.places)
     if program.device_code:
@@ -199,7 +202,7 @@ _BITS_PER_BYTE = 8
 
 
 def _packed(array: np.ndarray, bits: int) -> np.ndarray:
-    """Return elements of less than a byte without gaps, low bits first, as tensors have them: NumPy
+    """Pack elements narrower than a byte without gaps, low bits first, as tensors store them; NumPy
     gives each a byte.
     """
     codes = np.ascontiguousarray(array).view(np.uint8).reshape(-1, 1)
@@ -214,6 +217,7 @@ def _little_endian(constant: np.ndarray) -> np.ndarray:
     array = np.asarray(constant)
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
+    # Strings, dates and objects have no meaning for kernels.
     if array.dtype.hasobject or array.dtype.kind in "SUMm":
         raise InternalError(f"writing constants: numbers expected, got dtype {array.dtype.name}")
     return array

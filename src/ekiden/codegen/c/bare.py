@@ -104,7 +104,7 @@ class BareWriter(VectorWriter):
         self.put(f"if ({wrong}) return -1;")
 
     def checked(self, buffer: Buffer, index: str) -> str:
-        """Return the index unchanged: a freestanding function has no bounds checks."""
+        """Return the index unchanged: freestanding functions have no bounds checks."""
         return index
 
     def call_packed(self, e: Intrinsic) -> str:
@@ -128,7 +128,7 @@ class _WithoutPrefetches(StmtMutator):
 
 
 def without_prefetches(func: PrimFunc) -> PrimFunc:
-    """Return the function without prefetches and the values that only they use."""
+    """Remove prefetches and the let-bound values that only they use."""
     return remove_no_op(with_body(func, _WithoutPrefetches().visit(func.body)))
 
 

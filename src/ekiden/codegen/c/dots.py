@@ -22,7 +22,9 @@ WORD_BYTES, VECTOR_WORDS = 4, 4
 
 @dataclass(frozen=True, slots=True)
 class FactorLoad:
-    """One factor's load in an iteration: its variable, and the offset of its bytes."""
+    """Load of one int8 operand in an iteration: the variable it binds, the buffer, the byte offset
+    and the step of the innermost loop.
+    """
 
     var: Var
     buffer: Buffer
@@ -71,7 +73,7 @@ class DotProductNest:
 
     @property
     def steps(self) -> int:
-        """Return the trip count of the innermost loop."""
+        """Return the trip count of the innermost (reduction) loop."""
         extent = self.loops[-1].extent
         assert isinstance(extent, IntImm)
         return extent.value
@@ -92,7 +94,9 @@ class DotProductNest:
         return simplify(substitute(word.index, {k: const(0, k.dtype)}))
 
     def _take(self, s: Stmt) -> bool:
-        """Record a statement of the nest; return whether it fits the pattern."""
+        """Match a statement of the nest against the pattern and record it; return False if it does
+        not fit.
+        """
         if isinstance(s, LetStmt):
             return self._take_word(s)
         if not isinstance(s, BufferStore) or s.predicate is not None:
@@ -113,8 +117,8 @@ class DotProductNest:
         return True
 
     def _take_word(self, s: LetStmt) -> bool:
-        """Record `let a = broadcast(word of uint8)` or `let b = words of int8`; return whether it
-        is one.
+        """Match `let a = broadcast(word of uint8)` or `let b = words of int8` and record the
+        operand; return False for other lets.
         """
         if s.var.dtype != dt.with_lanes("int32", VECTOR_WORDS):
             return False
@@ -145,8 +149,8 @@ class DotProductNest:
         return True
 
     def _is_whole(self) -> bool:
-        """Return whether every data word is multiplied with every weight vector and the weight
-        vectors are contiguous.
+        """Return whether each data word is multiplied by each weight vector, with contiguous weight
+        vectors.
         """
         pairs = {(d.var, w.var) for d in self.data for w in self.weights}
         if not pairs or pairs != set(self.sums):

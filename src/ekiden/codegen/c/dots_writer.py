@@ -69,7 +69,7 @@ class DotsWriter:
                 out.put(f"{acc} += ek_v_load_i32(&{sums}[{begin}]) - {less};")
 
     def columns(self, sums: str, n: str) -> None:
-        """Emit the sums of a group of columns that begins at column `n`."""
+        """Emit the dot products of a group of output columns, the first of which is column `n`."""
         rows = range(len(self.dots.data))
         own = [self.zeros("sum", len(rows)) for _ in range(self.together)]
 
@@ -109,9 +109,9 @@ class DotsWriter:
         return names
 
     def over(self, columns: Sequence[str], lines: VectorBody) -> None:
-        """Emit the loops around a body that handles 16 bytes of each data row and of `columns`
-        weight columns (offsets added to the weights' addresses): four words an iteration, then
-        one masked iteration for the remaining words.
+        """Emit the loops around a body that handles 16 bytes of each data row and of each weight
+        column (`columns`: offsets added to the weight address): four words an iteration, then
+        one masked tail iteration.
         """
         out, dots = self.out, self.dots
         with ExitStack() as inside:
@@ -145,7 +145,7 @@ class DotsWriter:
                 out.put("}")
 
     def step(self, lines: VectorBody, data: list[str], weights: list[str], k: int) -> None:
-        """Emit the body for four full words of each operand."""
+        """Emit an unmasked iteration: four full words of each operand."""
         more = k * self.dots.weights[0].step
         weight_vectors = [
             f"ek_raised_bytes(vldrwq_gather_offset_u32({name} + {more}, {self.apart}))"
@@ -156,8 +156,8 @@ class DotsWriter:
     def left(
         self, lines: VectorBody, data: list[str], weights: list[str], k: int, tail_words: int
     ) -> None:
-        """Emit the body for the remaining words of each operand. The mask has one bit per byte,
-        whatever the loaded type.
+        """Emit the masked tail iteration. The predicate has one bit per byte, whatever the loaded
+        type.
         """
         mask, more = f"{(1 << tail_words * WORD_BYTES) - 1:#x}", k * self.dots.weights[0].step
         near = [f"vldrbq_z_u8({name} + {k * VECTOR_WORDS * WORD_BYTES}, {mask})" for name in data]

@@ -115,7 +115,7 @@ class ExpressionWriter:
             self.depth -= 1
 
     def forget(self) -> None:
-        """Drop cached loads: memory may have changed; nothing read before is reused."""
+        """Invalidate cached loads: memory may have changed."""
         self._memo = [{} for _ in self._memo]
 
     # the walk
@@ -148,13 +148,14 @@ class ExpressionWriter:
                 stack.extend(reversed(waiting))
                 continue
             text = self._node(e)
+            # Shared nodes become temporaries, so that the text stays linear in the size of the DAG.
             if (uses.get(e, 0) > 1 or len(text) > MAX_EXPRESSION_CHARS) and not _is_name(text):
                 text = self._named(e, text)
             self._memo[-1][e] = text
             stack.pop()
 
     def _uses(self, root: PrimExpr) -> dict[PrimExpr, int]:
-        """Count how often each node is an operand of the nodes that are evaluated with the root."""
+        """Count the uses of each node among the nodes that are evaluated with the root."""
         use_counts: dict[PrimExpr, int] = {}
         visited: set[PrimExpr] = set()
         stack = [root]
@@ -190,13 +191,13 @@ class ExpressionWriter:
         return name
 
     def keep(self, e: PrimExpr) -> None:
-        """Evaluate an expression here, into a variable."""
+        """Evaluate an expression into a temporary variable at this point."""
         self._walk(e)
         if not _is_name(text := self.of(e)):
             self._memo[-1][e] = self._named(e, text)
 
     def of(self, e: PrimExpr) -> str:
-        """Return the text of an operand that has been written already."""
+        """Return the C text of an operand that was emitted before."""
         operand_text = self._known(e)
         assert operand_text is not None, e
         return operand_text
@@ -364,6 +365,7 @@ class ExpressionWriter:
         return name
 
     def _side(self, side: PrimExpr) -> tuple[list[str], str]:
+        # Lines of a conditional side must not run before the test: they may read out of bounds.
         outer, self.lines = self.lines, []
         try:
             with self.indented():
@@ -383,6 +385,7 @@ class ExpressionWriter:
         self.put(self.syntax.var(self.syntax.type(kind), name, lanes))
         self.lane_loop(lanes, lambda: f"{name}[lane] = {self.text(e.value)};")
         combine = {"sum": Add, "prod": Mul, "max": Max, "min": Min}[e.kind]
+        # The order of additions must equal LLVM's, or the two targets give different float sums.
         while lanes > 1 and lanes % 2 == 0:
             lanes //= 2
             self._combine_lanes(combine, kind, name, lanes)
@@ -433,13 +436,13 @@ class ExpressionWriter:
         return f"({text} != 0)" if dt.element(e.dtype) == "bool" else text
 
     def learn(self, var: Var, value: PrimExpr) -> None:
-        """Record that a variable is not negative if its value is not."""
+        """Record that a variable is non-negative if its value provably is."""
         if isinstance(var, SizeVar) or is_nonnegative(value, self.positive):
             self.positive.add(var)
 
 
 def _wide_access(e: PrimExpr) -> Ramp | None:
-    """Return the index of contiguous elements that are read as one wider value, or None."""
+    """Return the Ramp of a reinterpreted contiguous load (one wider value), or None."""
     if not isinstance(e, Intrinsic) or e.op != "reinterpret":
         return None
     value = e.args[0]

@@ -92,7 +92,9 @@ class HostWriter(StatementWriter):
 
 
 def _shared(func: PrimFunc) -> frozenset[Buffer]:
-    """Return the parameters that may alias the last one, and that one."""
+    """Return the parameters that may alias the output (the last parameter), and the output
+    itself.
+    """
     aliasing = [func.params[n] for n in in_place(func)]
     shared = [*aliasing, func.params[-1]] if aliasing else []
     return frozenset(p for p in shared if isinstance(p, Buffer))
@@ -168,8 +170,8 @@ def _entry(func: PrimFunc, symbol: str, helpers: Helpers) -> str:
 
 
 def _number(w: StatementWriter, func: PrimFunc, i: int, param: Var) -> str:
-    """Check that an argument is a number that its parameter's dtype represents; return the
-    variable's name.
+    """Emit the check that an argument is a number representable in its parameter's dtype; return
+    the variable's name.
     """
     label, kind = argument_label(func, i, param), scalar_kind(param, func)
     index, value = f"args[{i}].type_index", f"args[{i}].v"
@@ -191,7 +193,9 @@ def _number(w: StatementWriter, func: PrimFunc, i: int, param: Var) -> str:
 
 
 def _tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:
-    """Check that an argument is a tensor of the parameter's dtype and rank; return its name."""
+    """Emit the check that an argument is a tensor of the parameter's dtype and rank; return its
+    name.
+    """
     name, label = w.unique(f"{buffer.name}_tensor"), argument_label(func, i, buffer)
     rank = len(buffer.shape)
     w.put(f"const ek_dltensor *{name} = ek_argument(&args[{i}]);")
@@ -207,8 +211,8 @@ def _tensor(w: StatementWriter, func: PrimFunc, i: int, buffer: Buffer) -> str:
 
 
 def _on_device(w: StatementWriter, name: str, label: str) -> None:
-    """Check that an argument is on the same device as the first, and that the device is of the
-    right kind.
+    """Emit the check that an argument is on the first argument's device, and that the device has
+    the right type.
     """
     wrong = f"{name}->device.type != {w.device}"
     w.check(wrong, "ValueError", f"{label} must lie on a device of type {w.device}")

@@ -216,8 +216,8 @@ class HeliumSyntax(VectorSyntax):
         return f"({first} + {step} * ({kind}){{0, 1, 2, 3}})"
 
     def cast(self, kind: str, x: str) -> str:
-        """Convert between integer types; they keep their low bits; of 32, there is nothing
-        to do.
+        """Convert between integer types: the low bits are kept; between 32-bit types it is
+        a no-op.
         """
         short = kind.removeprefix("ek_").removesuffix("x4")
         if not kind.startswith("ek_"):
@@ -236,7 +236,7 @@ class HeliumSyntax(VectorSyntax):
         return x if before == "f32" else self.cast(self.type(target), x)
 
     def flag(self, x: str, dtype: str) -> str:
-        """Return a condition as 1 and 0."""
+        """Convert a condition to 1 or 0."""
         return f"({x} & ek_v_dup_i32(1))" if dt.lanes(dtype) > 1 else x
 
     def select(self, condition: str, yes: str, no: str, dtype: str) -> str:
@@ -287,8 +287,8 @@ class HeliumSyntax(VectorSyntax):
         return name
 
     def has_bits(self, source: str, target: str) -> bool:
-        """Return whether both types have 32-bit lanes: narrower lanes are extended in registers, so
-        their bits differ from memory.
+        """Return whether both types have 32-bit lanes. Narrower lanes are extended in registers, so
+        their register bits differ from memory.
         """
         return all(dt.SCALAR_BITS.get(dt.element(dtype)) == 32 for dtype in (source, target))
 
@@ -307,8 +307,8 @@ class HeliumSyntax(VectorSyntax):
         return f"ek_v_{name}"
 
     def own(self, kind: Kind, dtype: str, x: str, y: str, y_is_number: bool) -> str:
-        """Return quotients, minima and maxima of float32 by their instructions, else ""; the larger
-        and the smaller of two, of floats where the second is no NaN.
+        """Return a float32 division, minimum or maximum as Helium instructions, else ""; minima and
+        maxima need a second operand that is not NaN.
         """
         word = self._word(dtype)
         name = {Div: "div", Max: "max", Min: "min"}.get(kind)

@@ -198,11 +198,10 @@ def asm_label(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HelperDialect:
-    """How helper functions are written in a dialect of C. function: what stands before them.
-    table: before tables of constants, which then stand beside functions; "" for C's, inside. bits:
-    the expression for the bits of a value as a type; None for C's, which takes lines. syntax: the
-    rest. reorders: whether compilers of the dialect compute sums in another order. own: functions
-    that it has instructions for, by name: their texts."""
+    """Dialect in which C helper functions are written: function and table qualifiers, the bit-cast
+    expression (None: C's union form), syntax, whether compilers reassociate sums, and native
+    functions by name.
+    """
 
     function: str = "static inline "
     table: str = ""
@@ -371,7 +370,9 @@ class Helpers:
         self._module = LlvmModule(target)
 
     def over(self, form: HelperDialect) -> Helpers:
-        """Return a view of these helpers in another dialect, writing to the same file."""
+        """Return a view of the same helpers that emits them in another dialect, into the
+        same file.
+        """
         view = Helpers(self._module.target, form)
         view.texts = self.texts
         return view
@@ -388,7 +389,7 @@ class Helpers:
         return self.form.syntax.math(_MATH[name], dtype) if has else None
 
     def has(self, ability: str) -> bool:
-        """Return whether the target has a feature."""
+        """Return whether the target has an ability."""
         return self._module.has(ability)
 
     def site(self, name: str) -> str:

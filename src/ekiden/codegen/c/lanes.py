@@ -36,8 +36,8 @@ _OF_LANES = (
 
 
 def over_elements(loop: For) -> For | None:
-    """Return the equivalent loop over single elements in the same order, or None if there
-    is none.
+    """Rewrite a loop over vector stores to the equivalent loop over single elements, in the same
+    order; return None if there is none.
     """
     store = loop.body
     if loop.kind is not ForKind.SERIAL or not isinstance(store, BufferStore):
@@ -52,8 +52,8 @@ def over_elements(loop: For) -> For | None:
 
 
 class _Lane:
-    """Rewriter of expressions over `lanes`-wide vectors to those of one element of a
-    longer loop.
+    """Rewriter of vector expressions of `lanes` lanes to the expression of one element of a longer
+    loop.
     """
 
     def __init__(self, var: Var, lanes: int) -> None:

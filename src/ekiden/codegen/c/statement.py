@@ -113,14 +113,14 @@ class StatementWriter(ExpressionWriter):
         self.put(f"const uint64_t {self.mode} = ek_flush_subnormals();")
 
     def _leaving(self) -> list[str]:
-        """Return the lines that run before the function returns: free scratch memory, restore the
-        rounding mode.
+        """Return the cleanup lines that run before the function returns: free scratch memory,
+        restore the rounding mode.
         """
         frees = self.frees[::-1]
         return [*frees, f"ek_set_rounding({self.mode});"] if self.mode else frees
 
     def end(self) -> None:
-        """Emit the last lines of the function."""
+        """Emit the function's epilogue."""
         for line in (*self._leaving(), "return 0;"):
             self.put(line)
 
@@ -246,7 +246,7 @@ class StatementWriter(ExpressionWriter):
         self.names[var] = name
 
     def reduce_first(self, *values: PrimExpr) -> None:
-        """Evaluate lane reductions once, before a loop over lanes."""
+        """Hoist lane reductions out of a loop over lanes: each is evaluated once."""
         for value in values:
             order = post_order(value)
             guarded = guarded_nodes(value, order)
@@ -340,8 +340,8 @@ class StatementWriter(ExpressionWriter):
         self.put("}")
 
     def inside(self, *sides: PrimExpr) -> str | None:
-        """Return the C condition under which all expressions are readable; None if unknown, "" if
-        they read nothing.
+        """Return the C condition under which all loads are in bounds; None if unknown, "" if there
+        are none.
         """
         conditions: list[str] = []
         for e in post_order(*sides):
@@ -374,8 +374,11 @@ class StatementWriter(ExpressionWriter):
         return f"if ({self.text(s.predicate)}) {{ {line} }}"
 
     def staged(self, s: BufferStore, value: PrimExpr, lanes: int) -> None:
-        """Emit all lanes of the value first, then the stores."""
+        """Store through a local copy: evaluate all lanes, then store them, as a lane may read what
+        another lane overwrites.
+        """
         self.reduce_first(value, s.indices[0])
+        # A vector store reads all its operands before it writes; a C loop over lanes would not.
         name = self.unique("staged")
         self.put(self.syntax.var(self.syntax.type(value.dtype), name, lanes))
         self.lane_loop(lanes, lambda: f"{name}[lane] = {self.text(value)};")
@@ -475,7 +478,7 @@ class StatementWriter(ExpressionWriter):
         fields: Sequence[str],
         outer: ExpressionWriter,
     ) -> str:
-        """Emit the context structure and the body function of a parallel loop."""
+        """Outline a parallel loop: emit the captured context's structure and the body function."""
         members = "".join(f"  {field};\n" for field in fields) or "  int unused;\n"
         self.put(f"const struct {function}_context *restrict given = context;")
         for symbol in captured:

@@ -133,7 +133,7 @@ class Syntax:
         return self.choose(condition, yes, no)
 
     def compared(self, x: str, symbol: str, y: str, dtype: str) -> str:
-        """Return a raw comparison of two operands, which `comparison` turns into a condition."""
+        """Return the raw comparison of two operands; `comparison` turns it into a condition."""
         return f"{x} {symbol} {y}"
 
     def comparison(self, text: str, dtype: str) -> str:

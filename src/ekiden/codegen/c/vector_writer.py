@@ -72,8 +72,8 @@ class VectorWriter(StatementWriter):
         return not self._in_lanes and self.vectors is not None and self.vectors.has(dtype)
 
     def prepare(self, body: Stmt) -> None:
-        """Collect the buffers that become arrays of vectors; of arrays of numbers no compiler need
-        make registers (PoCL's does not: a product of 512 has 24 GFLOP/s instead of 90).
+        """Collect the buffers that become arrays of vectors. OpenCL compilers need not keep scalar
+        arrays in registers (PoCL does not: a 512 x 512 product has 24 GFLOP/s instead of 90).
         """
         if self.vectors is not None:
             self.arrays = whole_vectors(body, self.vectors)
@@ -267,7 +267,9 @@ class VectorWriter(StatementWriter):
         raise NoVectorsError
 
     def _slot(self, buffer: Buffer, index: PrimExpr) -> str | None:
-        """Return the element of an array of vectors that an index names, or None."""
+        """Return the element of a vector array that an aligned index selects, or None for other
+        buffers.
+        """
         if buffer not in self.arrays:
             return None
         number = _number_of(index)
@@ -277,8 +279,8 @@ class VectorWriter(StatementWriter):
     # conditions
 
     def _where(self, e: Intrinsic) -> str:
-        """Emit a guarded choice. If all reads are inside their buffers both sides are evaluated;
-        where that is unknown, one side if the lanes agree, else lane by lane.
+        """Emit a vector if_then_else. If all reads are provably in bounds both sides are evaluated
+        and selected; where that is unknown, one side if the lanes agree, else lane by lane.
         """
         assert self.vectors is not None
         condition, yes, no = e.args
@@ -311,7 +313,9 @@ class VectorWriter(StatementWriter):
     def _branches(
         self, dtype: str, rows: Sequence[tuple[str, Callable[[], str]]], last: Callable[[], str]
     ) -> str:
-        """Emit a variable that gets the value of the first test that holds, or the last value."""
+        """Emit an if / else-if chain that assigns a variable the value of the first test that
+        holds, or the last value.
+        """
         assert self.vectors is not None
         name = self.unique("t")
         self.put(self.vectors.var(self.vectors.type(dtype), name))
@@ -422,9 +426,7 @@ class VectorWriter(StatementWriter):
 
 
 def low_bits(value: PrimExpr) -> PrimExpr:
-    """Narrow a value to what a truncating store keeps: drop casts whose effect the store
-    repeats.
-    """
+    """Strip casts whose effect a truncating store repeats."""
     bits = dt.SCALAR_BITS.get(dt.element(value.dtype), 32)
     if bits >= 32 or not dt.is_int(value.dtype):
         return value
@@ -463,7 +465,9 @@ def _is_number(e: PrimExpr) -> bool:
 
 
 def _number_of(index: PrimExpr | None) -> PrimExpr | None:
-    """Return which vector of an array an index names, or None if it may straddle two."""
+    """Return the position of the vector that an index selects in an array of vectors, or None if it
+    may straddle two.
+    """
     if not isinstance(index, Ramp) or not isinstance(index.lanes, int):
         return None
     exact = is_const(simplify(index.base % index.lanes), 0)
@@ -471,7 +475,7 @@ def _number_of(index: PrimExpr | None) -> PrimExpr | None:
 
 
 def whole_vectors(body: Stmt, vectors: VectorSyntax) -> dict[Buffer, int]:
-    """Return the thread-local buffers that are accessed only by aligned vectors of one width, with
+    """Return the thread-local buffers whose every access is an aligned vector of one width, with
     that width. Such arrays are allocated as vectors, whose natural alignment keeps an access
     within one cache line.
     """
@@ -496,7 +500,9 @@ def whole_vectors(body: Stmt, vectors: VectorSyntax) -> dict[Buffer, int]:
 
 
 def _accesses(body: Stmt) -> Iterator[tuple[Buffer, PrimExpr | None]]:
-    """Yield every buffer that is read, written or passed on, with the index (None: unknown)."""
+    """Yield every buffer that is read, written or passed to a call, with the index (None:
+    unknown).
+    """
     for s in walk(body):
         if isinstance(s, BufferStore):
             yield s.buffer, s.indices[0] if s.predicate is None else None

@@ -148,8 +148,8 @@ class VectorSyntax(Syntax):
         return f"as_{kind}({x})"
 
     def own(self, kind: Kind, dtype: str, x: str, y: str, y_is_number: bool) -> str:
-        """Return the dialect's own function for a node, else "". `y_is_number`: the second operand
-        is not NaN.
+        """Return the dialect's native function for a node, else "". `y_is_number`: the second
+        operand is not NaN.
         """
         name = {Min: "min", Max: "max"}.get(kind)
         return f"{name}({x}, {y})" if name and dt.is_int(dt.element(dtype)) else ""

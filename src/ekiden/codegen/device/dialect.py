@@ -16,24 +16,32 @@ AXIS_NAMES = ("x", "y", "z")
 
 @dataclass(frozen=True, slots=True)
 class KernelDialect:
-    """One way to write a kernel.
+    """Dialect of C in which a device kernel is written: one table row.
 
-    name: that of the target kind and of the format of its code. head: what stands before
-    everything. form: how helper functions are written. kernel: what begins a kernel. memory,
-    shared, constant: what stands before the types of pointers to memory and of arrays of a block.
-    offsets: whether memory comes as a pointer and a distance in bytes. threads: thread axis -> the
-    number of the thread, then of how many. barrier: what waits for all threads of a block.
-    keywords: names that mean something in it. least: atomic minimum of an int in memory, given a
-    place and a value. bound: whether memory is bound beside the kernel, not given to it. vectors:
-    how vectors are written, and helper functions over them; None where they are loops over lanes.
-    shuffles: intrinsic -> how threads of a warp have each other's values, given mask, value, lane
-    and width (`codegen.shuffles`); masked: whether the mask is said. lane: what is given
-    behind everything to kernels that have them.
-    matrices: whether it has those that a warp holds (`codegen.device.fragments`). number: how a
-    number is given to a kernel. word: a function that reads four bytes of any place, where pointers
-    to all memory are of one kind. also: what is given behind everything. missing: types that it has
-    not. wide_types, wide_helpers: bytes -> the type of a wide access, and the functions that make
-    such accesses (`codegen.device.wide_access`).
+    Attributes:
+        name: target kind, and format of the code.
+        head: prelude of every source.
+        form: dialect of the helper functions.
+        kernel: qualifier of a kernel function.
+        memory: qualifier of pointers to global memory.
+        shared: qualifier of arrays that a block shares.
+        offsets: whether global memory is passed as a pointer and a byte offset.
+        threads: thread axis -> expression of the thread's index, and of the axis's extent.
+        barrier: statement that synchronises the threads of a block.
+        least: atomic minimum of an int in memory, formatted with its address and a value.
+        keywords: names that the language reserves.
+        bound: whether memory is bound outside of the kernel instead of passed to it.
+        vectors: vector syntax; None where vectors are loops over lanes.
+        matrices: whether warps hold matrix fragments (`codegen.device.fragments`).
+        number: declaration of a scalar parameter.
+        word: helper that reads four unaligned bytes, where one pointer type covers all memory.
+        also: parameters that follow all others.
+        missing: dtypes that the dialect lacks.
+        shuffles: warp-shuffle intrinsic -> expression of mask, value, lane and width.
+        masked: whether the shuffle takes the mask of participating threads.
+        lane: parameters that kernels with shuffles get in addition.
+        wide_types: bytes -> type of a wide access (`codegen.device.wide_access`).
+        wide_helpers: helper functions that make wide accesses.
     """
 
     name: str

@@ -109,7 +109,7 @@ def declared(buffer: Buffer, name: str) -> str:
 
 
 def helpers_of(buffer: Buffer) -> tuple[str, str]:
-    """(name, text) of the type of a buffer."""
+    """Return the helper that defines the type of a fragment buffer: (name, text)."""
     if buffer.scope == "wmma.accumulator":
         product = _mma_type(MMA_BY_ACCUMULATOR, buffer)
         return _type(

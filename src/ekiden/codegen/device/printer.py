@@ -182,8 +182,8 @@ class KernelWriter(WideAccessWriter):
             self.put(line)
 
     def assertion(self, s: AssertStmt) -> None:
-        """Emit a check that records the lowest failing thread and, for that thread, the values of
-        the message.
+        """Emit a check: the lowest failing thread records its index and the values of the
+        message.
         """
         if len(s.values) > MAX_MESSAGE_VALUES:
             raise InternalError(f"kernel {self.symbol!r}: a check shows {len(s.values)} values")
@@ -237,7 +237,7 @@ def guarded(text: str) -> str:
 
 
 def free_symbols(body: Stmt) -> tuple[list[Buffer], list[Var]]:
-    """Return the buffers and the scalar parameters of a kernel."""
+    """Return the free symbols of a kernel, which become its parameters: buffers, then scalars."""
     used = used_inside(body)
     return [b for b in used if isinstance(b, Buffer)], [v for v in used if isinstance(v, Var)]
 

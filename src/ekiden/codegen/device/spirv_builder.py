@@ -53,7 +53,9 @@ def type_name(dtype: str) -> str:
 
 
 class SpirvBuilder(FunctionBuilder):
-    """Builder that appends instructions to a module's function."""
+    """Builder of the instructions of one SPIR-V function. It has the interface of the LLVM and C
+    builders, so that the lowering of expressions is shared.
+    """
 
     has_blocks = False
 
@@ -65,7 +67,7 @@ class SpirvBuilder(FunctionBuilder):
     # Instructions.
 
     def id(self, operand: Operand, dtype: str) -> Id:
-        """Return the number of an operand: a result's own, or that of a constant of its type."""
+        """Return the id of an operand: that of a result, or of a constant of the dtype."""
         if operand[0] == "%":
             return Id(operand[1:])
         kind = type_name(dtype)
@@ -76,13 +78,13 @@ class SpirvBuilder(FunctionBuilder):
         self.spirv.function.append((op, operands))
 
     def made(self, op: str, kind: Id, *operands: Word) -> Operand:
-        """Append an instruction with a result, which must stay where it is."""
+        """Append an instruction with a result that must not move or merge."""
         result = self.spirv.fresh()
         self.put(op, kind, result, *operands)
         return f"%{result}"
 
     def once(self, op: str, kind: Id, *operands: Word, epoch: str = "") -> Operand:
-        """Append an instruction without effects, once per scope."""
+        """Append an instruction without side effects, once per scope (local value numbering)."""
         key = f"{op} {kind} {' '.join(map(str, operands))}{epoch}"
         for table in reversed(self._scopes):
             if key in table:
@@ -91,11 +93,11 @@ class SpirvBuilder(FunctionBuilder):
         return result
 
     def typed(self, op: str, dtype: str, *operands: Word) -> Operand:
-        """Append an instruction without effects whose result has a data type."""
+        """Append an instruction without side effects; the result has the given dtype."""
         return self.once(op, self.spirv.type(type_name(dtype)), *operands)
 
     def epoch(self, buffer: int) -> str:
-        """Return the state of a buffer's memory as far as is known: loads in it are the same."""
+        """Return the epoch of a buffer's memory: loads within one epoch return the same value."""
         return f"@{self._memory}.{self._changes.get(buffer, 0)}"
 
     # Blocks.
@@ -173,7 +175,7 @@ class SpirvBuilder(FunctionBuilder):
         raise InternalError(f"SPIR-V: no meaning for a call of {name!r}")
 
     def intrinsic(self, name: str, dtype: str, *operands: Operand) -> Operand:
-        """Return what an instruction of GLSL's set computes, or what stands for it."""
+        """Emit an instruction of the GLSL.std.450 set, or its replacement."""
         if name == "copysign":
             word = "int32" if dt.element(dtype) == "float32" else "int64"
             sign = 1 << (dt.SCALAR_BITS[word] - 1)
@@ -186,7 +188,7 @@ class SpirvBuilder(FunctionBuilder):
         return self.typed("ExtInst", dtype, self.spirv.glsl, _GLSL[name], *ids)
 
     def element(self, values: tuple[float, ...], index: Operand, lanes: int) -> Operand:
-        """Return an element of a table of constants, which a variable of the function holds."""
+        """Load an element of a constant table, which a local variable of the function holds."""
         spirv = self.spirv
         table, count = spirv.table(values)
         kind = spirv.array(spirv.type("f64"), count)
@@ -198,7 +200,9 @@ class SpirvBuilder(FunctionBuilder):
 
 
 def _constant_bits(text: str, kind: str) -> int:
-    """Return the bits of a constant that LLVM's types wrote: floats as those of a double."""
+    """Parse the bits of a constant in LLVM's notation, where floats are written as the bits of a
+    double.
+    """
     if kind == "bool":
         return int(text == "true")
     if text.startswith("0xH"):

@@ -154,7 +154,9 @@ class SpirvKernel:
         return kind, size
 
     def _find_block(self) -> None:
-        """Split the linear block index into x, y and z; leave the kernel beyond the last block."""
+        """Decompose the linear block index into x, y and z; return from the kernel beyond the last
+        block.
+        """
         b = self.b
         x, y = self._input(WORKGROUP_ID, 0), self._input(WORKGROUP_ID, 1)
         width = self._input(NUM_WORKGROUPS, 0)
@@ -221,7 +223,7 @@ class SpirvKernel:
         b.start_block(on)
 
     def _repeat(self, going: Callable[[], Operand], body: Callable[[], object]) -> None:
-        """Emit a structured loop: `going` emits the condition before each iteration, `body` an
+        """Emit a structured loop: `going` emits the condition before each iteration, `body` the
         iteration.
         """
         b, spirv = self.b, self.spirv
@@ -387,7 +389,7 @@ class SpirvKernel:
             b.put("Store", b.id(slot_pointer, _WORD), b.id(number, _WORD), 2, 8)
 
     def status(self) -> Operand:
-        """Return the address of what checks tell, behind all arguments."""
+        """Return the address of the error status that checks write, which follows all arguments."""
         return self._given(len(_AXES) + self.n_arguments)
 
     n_arguments = 0
@@ -472,7 +474,7 @@ class SpirvKernel:
     # Expressions.
 
     def value(self, root: PrimExpr) -> LaneOperands:
-        """Return the lanes of an expression, each node computed once."""
+        """Emit an expression, each shared node once, and return its lanes."""
         computed: dict[PrimExpr, LaneOperands] = {}
         stack = [root]
         while stack:
@@ -608,7 +610,7 @@ class SpirvKernel:
 
 
 def _as_wide(*values: LaneOperands) -> list[LaneOperands]:
-    """Return the lanes of several values, scalars repeated to the widest."""
+    """Broadcast operands to the largest number of lanes among them."""
     width = max(map(len, values))
     return [lanes * width if len(lanes) == 1 else lanes for lanes in values]
 

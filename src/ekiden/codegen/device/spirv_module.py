@@ -118,7 +118,7 @@ class SpirvModule:
         return self._declared(op, bits, *((0,) if op == "TypeInt" else ()))
 
     def pointer(self, storage: int, to: Id, stride: int = 0) -> Id:
-        """Return the type of pointers; of those to memory, with the bytes between neighbours."""
+        """Return a pointer type; for pointers to memory, with the array stride in bytes."""
         key = ("pointer", storage, to)
         if key not in self._known:
             pointer_type = self._known[key] = self._declared("TypePointer", storage, to)
@@ -143,7 +143,7 @@ class SpirvModule:
         return self._declared("Constant", *words, typed=self.type(name))
 
     def table(self, values: tuple[float, ...]) -> tuple[Id, int]:
-        """Return a constant array of float64 and how long it is."""
+        """Return a constant array of float64 and its length."""
         kind = self.array(self.type("f64"), len(values))
         bits = [struct.unpack("<Q", struct.pack("<d", v))[0] for v in values]
         element_ids = tuple(self.constant("f64", b) for b in bits)
@@ -157,7 +157,7 @@ class SpirvModule:
         return variable
 
     def built_in(self, number: int) -> Id:
-        """Return the variable of an input of three numbers."""
+        """Return the built-in input variable (a vector of three integers) of a number."""
         key = ("built in", number)
         if key not in self._known:
             variable = self._known[key] = self.global_variable(INPUT, self.type("v3"))
@@ -165,7 +165,7 @@ class SpirvModule:
         return self._known[key]
 
     def local(self, kind: Id) -> Id:
-        """Return a variable of the function."""
+        """Return a new local variable of the function."""
         variable = self.fresh()
         self.variables.append(("Variable", (self.pointer(FUNCTION, kind), variable, FUNCTION)))
         return variable
@@ -173,13 +173,15 @@ class SpirvModule:
     # The whole.
 
     def instructions(self, name: str, threads: Iterable[int]) -> list[Instruction]:
-        """Return all instructions of the module in the order that the specification requires; a
-        kernel of that name by blocks of so many threads.
+        """Return all instructions of the module in the section order that the specification
+        requires: one entry point `name` with the given workgroup size.
         """
         void = self.type("void")
         of_kernel = self._declared("TypeFunction", void)
         entry, first = self.fresh(), self.fresh()
         modes: list[Instruction] = [("ExecutionMode", (entry, LOCAL_SIZE, *threads))]
+        # Without this mode a driver may assume that no float is NaN or infinite (SPIR-V 1.4, float
+        # controls).
         if ("TypeFloat", (32,), None) in self._known:
             self.need("SignedZeroInfNanPreserve")
             modes.append(("ExecutionMode", (entry, KEEPS_NAN, 32)))
@@ -200,7 +202,7 @@ class SpirvModule:
         ]
 
     def encoded(self, name: str, threads: Iterable[int]) -> bytes:
-        """Return the module's bytes."""
+        """Encode the module as SPIR-V words, little endian."""
         words = [MAGIC, VERSION, 0, 0, 0]
         for op, operands in self.instructions(name, threads):
             body = [word for operand in operands for word in _words(operand)]
@@ -209,7 +211,7 @@ class SpirvModule:
         return struct.pack(f"<{len(words)}I", *words)
 
     def text(self, name: str, threads: Iterable[int]) -> str:
-        """Return the module to read: an instruction a line, results as %1."""
+        """Disassemble the module: an instruction a line, results as %1."""
         lines = [
             " ".join([f"Op{op}", *(f"%{o}" if isinstance(o, Id) else repr(o) for o in operands)])
             for op, operands in self.instructions(name, threads)

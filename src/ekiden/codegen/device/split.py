@@ -46,7 +46,8 @@ class Split:
 
 
 def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Split:
-    """Split a scheduled program into the host's function and its kernels.
+    """Split a scheduled program into the host function and its device kernels (TVM's
+    SplitHostDevice).
 
     Args:
         func: the scheduled program.
@@ -70,6 +71,7 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
         name: _Guards(grids[name.name_hint]).function(f) if name.name_hint in grids else f
         for name, f in split_module.functions.items()
     }
+    # Guards come before this lowering, so that it sees the extents that are launched.
     lowered = Sequential(AFTER_SPLIT, name="tir.after_split")(IRModule(guarded))
     callers = _sizes_of_callers(split_module, lowered)
     kernels, calls = [], {}
@@ -99,8 +101,9 @@ def split_program(func: PrimFunc, target: Target, readable: bool = False) -> Spl
 
 
 def _sizes_of_callers(split_module: IRModule, lowered: IRModule) -> dict[str, dict[Var, PrimExpr]]:
-    """Return for each kernel its sizes and numbers at the host's call sites: sizes from
-    `split_module`, whose buffers have shapes, numbers from `lowered`, whose loops run.
+    """Return the size and scalar arguments of each kernel at the host's call sites: sizes come from
+    `split_module`, whose buffers still have shapes, scalars from `lowered`, whose loops are
+    executed.
     """
     values: dict[str, dict[Var, PrimExpr]] = {}
     for module, is_run in ((split_module, False), (lowered, True)):
@@ -111,6 +114,8 @@ def _sizes_of_callers(split_module: IRModule, lowered: IRModule) -> dict[str, di
             for param, arg in zip(kernel.params, args, strict=True):
                 if isinstance(param, Var):
                     own[param] = arg
+                # Flattened buffers have lost their shapes; those before lowering still relate sizes
+                # to arguments.
                 elif isinstance(arg, BufferAddress) and not is_run:
                     # written alike, as the parameter is a copy
                     of_host = free_vars(*arg.buffer.sizes())
@@ -142,6 +147,7 @@ def _as_integers(
             arguments.append(number)
             continue
         same_size = f"int{dt.SCALAR_BITS[number.dtype]}"
+        # Kernel parameters beside buffers are 64-bit integers; a float travels as its bits.
         bits = Var(f"{number.name}_bits", "int64")
         value = Intrinsic("reinterpret", (cast(bits, same_size),), number.dtype)
         body = LetStmt(number, value, body)
@@ -166,6 +172,7 @@ def _grid(kernel: PrimFunc) -> LaunchGrid:
         if not inside.isdisjoint(free_vars(s.extent)):
             raise CompileError(f"kernel {kernel.name!r}: the extent of {axis} changes with loops")
         previous = extents.get(axis)
+        # Several loops over one axis share its threads: the grid has the largest of their extents.
         extents[axis] = (
             s.extent if previous is None or previous is s.extent else maximum(previous, s.extent)
         )
@@ -173,8 +180,8 @@ def _grid(kernel: PrimFunc) -> LaunchGrid:
 
 
 class _Guards(StmtMutator):
-    """Mutator that gives all loops of a kernel over one thread axis the same extent, with guards
-    where they had a smaller one.
+    """Mutator that unifies the extents of all loops of a kernel over one thread axis: shorter loops
+    get a guard.
     """
 
     def __init__(self, grid: LaunchGrid) -> None:
@@ -233,7 +240,9 @@ class _Launches(StmtMutator):
 
 
 def _check_untouched(name: str, host: Stmt, target: Target) -> None:
-    """Raise CompileError where the host reads or writes elements, which are in device memory."""
+    """Raise CompileError where the host reads or writes elements of a buffer, which is in device
+    memory.
+    """
     stores = (s.buffer for s in walk(host) if isinstance(s, BufferStore))
     loads = (e.buffer for e in all_expressions(host) if isinstance(e, BufferLoad))
     for buffer in chain(stores, loads):

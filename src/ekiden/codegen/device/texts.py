@@ -100,7 +100,7 @@ def _stored(buffer: Buffer) -> None:
 
 
 def _threads(body: Stmt, symbol: str) -> list[int]:
-    """Return the number of threads of a block along each axis."""
+    """Return the extents of a block along x, y and z."""
     extents = dict.fromkeys(AXIS_NAMES, 1)
     for s in walk(body):
         axis = str((s.annotations or {}).get("thread")) if isinstance(s, For) else ""
@@ -170,7 +170,9 @@ _BLOCK = (
 
 
 def print_by_llvm(func: PrimFunc, sizes: list[Var], target: Target, readable: bool) -> DeviceKernel:
-    """Compile the kernel through LLVM. Raises CompileError for what a device cannot do."""
+    """Compile a kernel through LLVM, to PTX or OpenCL's SPIR-V. Raises CompileError for what a
+    device cannot do.
+    """
     symbol, backend = c_symbol(func.name), GPU_BACKENDS[format_of(target)]
     text = gpu_kernel.kernel_text(func, symbol, sizes, target, backend)
     args, device = "b" * len(func.buffers) + "l" * len(sizes), target.kind.device_type
@@ -180,7 +182,7 @@ def print_by_llvm(func: PrimFunc, sizes: list[Var], target: Target, readable: bo
 
 
 def print_vulkan(func: PrimFunc, sizes: list[Var], target: Target, readable: bool) -> DeviceKernel:
-    """Emit the kernel as SPIR-V for Vulkan. Raises CompileError for what a device cannot do."""
+    """Compile a kernel to SPIR-V for Vulkan. Raises CompileError for what a device cannot do."""
     symbol = c_symbol(func.name)
     kernel = vulkan_kernel(func, symbol, sizes, target, _threads(func.body, symbol))
     code = kernel.text.encode() if readable else kernel.code
@@ -191,8 +193,8 @@ def print_vulkan(func: PrimFunc, sizes: list[Var], target: Target, readable: boo
 def print_for(
     func: PrimFunc, sizes: list[Var], target: Target, readable: bool = False
 ) -> DeviceKernel:
-    """Emit the kernel in the language of the target. Raises CompileError for more arguments than
-    devices accept.
+    """Generate the code of a kernel in the language of its target. Raises CompileError for more
+    arguments than devices accept.
     """
     count = len(func.buffers) + len(sizes)
     if count > MAX_KERNEL_ARGUMENTS:

@@ -98,12 +98,14 @@ class WideAccessWriter(VectorWriter):
         self.forget()
 
     def _word(self, buffer: Buffer, index: PrimExpr) -> str:
-        """Return the type of a wide access at an index; "" where there is none."""
+        """Return the type of a wide access at an index; "" where the access is scalar."""
         size = access_bytes(buffer, index, is_argument=buffer in self.arguments)
         return self.dialect.wide_types.get(size, "")
 
     def _is_aligned(self, buffer: Buffer) -> str:
-        """Return the flag that says whether memory is aligned; tested once for each argument."""
+        """Return the name of the flag that tells whether a buffer is 16-byte aligned; emitted once
+        per argument.
+        """
         self.helpers.texts.setdefault("near", self.dialect.wide_helpers)
         if buffer not in self.arguments:
             return "true"

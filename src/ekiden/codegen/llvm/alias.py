@@ -36,8 +36,8 @@ class AliasScopes:
         return number
 
     def number(self, buffer: Buffer) -> int:
-        """Return the first of three metadata nodes of a buffer: its scope, the list of it, the list
-        of all others.
+        """Return the first of three metadata ids of a buffer: its alias scope, the list of only
+        this scope, the list of all other scopes.
         """
         buffer = self._homes.get(buffer, buffer)
         first_node = self._scopes.get(buffer)

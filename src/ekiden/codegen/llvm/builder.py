@@ -124,6 +124,8 @@ class LlvmModule:
         ]
         if self.intrinsics:
             head = [*head, f"{PROGRAM_INTRINSICS}{', '.join(sorted(self.intrinsics))}"]
+        # A function that this module defines must not be declared as well: LLVM rejects
+        # redefinition.
         declared = [text for name, text in self.declarations.items() if name not in self.defined]
         return "\n".join(
             [*head, *strings, *tables, *vectors, *self.functions, *declared, *self.metadata, ""]
@@ -175,7 +177,7 @@ class FunctionBuilder:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Forget the values emitted inside at the end: they do not dominate what follows."""
+        """Drop the values emitted inside at the end: they do not dominate what follows."""
         self._scopes.append({})
         try:
             yield
@@ -197,6 +199,7 @@ class FunctionBuilder:
     def pure(self, text: str, epoch: str = "") -> Operand:
         """Append an instruction without side effects, once per scope (local value numbering)."""
         key = text + epoch
+        # Outer scopes dominate inner ones, so a value of any of them may be reused.
         for table in reversed(self._scopes):
             previous = table.get(key)
             if previous is not None:
@@ -236,6 +239,8 @@ class FunctionBuilder:
             return value
         kind = register_type(one)
         constant_pointer = self.module.vector(kind, value)
+        # A 32-byte load is folded into the instruction that uses it; a broadcast would take a
+        # register.
         loaded = self.pure(f"load {kind}, ptr {constant_pointer}, align 32, !invariant.load !{{}}")
         lanes, own = dt.lanes(dtype), dt.lanes(one)
         if lanes == own:
@@ -356,6 +361,7 @@ class FunctionBuilder:
         if not self.has_scalef(dtype):
             return None
         lanes = 512 // dt.SCALAR_BITS[dt.element(dtype)]
+        # The intrinsic exists for 512-bit registers; wider vectors are split and joined again.
         mask, one = f"i{lanes}", dt.with_lanes(dt.element(dtype), lanes)
         kind = register_type(one)
         name = f"llvm.x86.avx512.mask.scalef.p{'s' if lanes == 16 else 'd'}.512"
@@ -387,6 +393,6 @@ class FunctionBuilder:
         ]
 
     def any(self, mask: Operand, lanes: int) -> Operand:
-        """Return whether any lane of a bool vector is true."""
+        """Emit the test whether any lane of a bool vector is true."""
         name = f"llvm.vector.reduce.or.v{lanes}i1"
         return self.call(name, "bool", [(dt.with_lanes("bool", lanes), mask)])

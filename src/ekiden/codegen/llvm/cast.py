@@ -35,7 +35,9 @@ def emit_cast(b: FunctionBuilder, a: Operand, source: str, target: str) -> Opera
 
 
 def emit_nearest(b: FunctionBuilder, a: Operand, source: str, target: str) -> Operand:
-    """Emit the conversion to the nearest integers, halves to even as processors are set to."""
+    """Emit the conversion to the nearest integer, ties to even, which is the processors' default
+    rounding mode.
+    """
     name = f"llvm.lrint.{suffix(target)}.{suffix(source)}"
     return b.call(name, target, [(source, a)])
 

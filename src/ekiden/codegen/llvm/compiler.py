@@ -98,6 +98,7 @@ def new_machine(
 ) -> llvm.TargetMachine:
     """Create a target machine that no other caller shares."""
     _initialize()
+    # Images are loaded at any address: position-independent code, with all references within 2 GiB.
     return llvm.Target.from_triple(triple).create_target_machine(
         cpu=cpu, features=features, opt=opt, reloc="pic", codemodel="small", abiname=abi
     )
@@ -111,7 +112,7 @@ before that."""
 
 
 def program_intrinsics(text: str) -> str:
-    """Return the names of the intrinsics that the program of a text itself calls, "" for none."""
+    """Return the names of the LLVM intrinsics that the user's program itself calls, "" for none."""
     begin = text.find(PROGRAM_INTRINSICS, 0, HEADER_CHARS)
     return "" if begin < 0 else text[begin + len(PROGRAM_INTRINSICS) : text.index("\n", begin)]
 
@@ -127,6 +128,7 @@ def parsed(text: str) -> llvm.ModuleRef:
         module = llvm.parse_assembly(text)
         module.verify()
     except RuntimeError as error:
+        # An invalid module is the user's error if the program calls intrinsics itself, else ours.
         names = program_intrinsics(text)
         if names:
             raise CompileError(f"llvm: call of {names}: {_reason(error)}") from error

@@ -83,8 +83,8 @@ class EntryEmitter(StatementEmitter):
         return self.b.pure(f"load {kind}, ptr {self._at(base, offset)}")
 
     def unpack(self, func: PrimFunc, i: int, buffer: Buffer) -> Operand:
-        """Check that argument i is a tensor of the parameter's dtype and rank; returns the address
-        of its shape.
+        """Emit the check that argument i is a tensor of the parameter's dtype and rank; return the
+        address of its shape.
         """
         b, name = self.b, argument_label(func, i, buffer)
         index = self.field("%args", i * Value.BYTES, "i32")
@@ -119,8 +119,8 @@ class EntryEmitter(StatementEmitter):
         return self.field(tensor, self.dl.SHAPE, "ptr")
 
     def number(self, func: PrimFunc, i: int, param: Var) -> Operand:
-        """Check that argument i is a number that its parameter's dtype represents, and return it.
-        True and False are the integers 1 and 0; integers are accepted for floats.
+        """Emit the check that argument i is a number representable in its parameter's dtype; return
+        its value. True and False are the integers 1 and 0; integers are accepted for floats.
         """
         b, name, kind = self.b, argument_label(func, i, param), scalar_kind(param, func)
         index = self.field("%args", i * Value.BYTES, "i32")
@@ -146,8 +146,8 @@ class EntryEmitter(StatementEmitter):
         return narrowed
 
     def on_device(self, tensor: Operand, name: str) -> None:
-        """Check that an argument is on the same device as the first, and that the device is of the
-        right kind.
+        """Emit the check that an argument is on the first argument's device, and that the device
+        has the right type.
         """
         b = self.b
         kind = self.field(tensor, self.dl.DEVICE, "i32")
@@ -159,8 +159,8 @@ class EntryEmitter(StatementEmitter):
         self.check(right, "ValueError", f"{name} must lie on the device of the first argument")
 
     def is_compact(self, tensor: Operand, rank: int) -> Operand:
-        """Return whether a tensor is contiguous in row-major order: `strides` is NULL or matches
-        the shape. Strides of dimensions of 1 and of empty tensors do not matter.
+        """Emit the test whether a tensor is contiguous in row-major order: `strides` is NULL or
+        matches the shape. Strides of dimensions of 1 and of empty tensors do not matter.
         """
         b = self.b
         shape, strides = (

@@ -247,6 +247,8 @@ class ExpressionEmitter:
                 return self.unsigned_division(e)
             case BinaryExpr():
                 operands = [self.value(e.a), self.value(e.b)]
+                # Set for this instruction alone: the lowering of intrinsics relies on exact
+                # rounding.
                 b.flags = self.fast_math
                 try:
                     return emit_binary(b, type(e), e.a.dtype, *operands)
@@ -297,8 +299,8 @@ class ExpressionEmitter:
         raise InternalError(f"llvm: {type(e).__name__} has no meaning in a kernel: {e!r}")
 
     def half_width_form(self, e: Cast) -> PrimExpr | None:
-        """Return the rewritten form of a cast from int64 arithmetic to int32 where the processor
-        multiplies every second element (PMULDQ), else None; the same object for the same cast.
+        """Return the even/odd-halves form (PMULDQ) of a cast from int64 arithmetic to int32, else
+        None; the same object for the same cast.
         """
         if e not in self._other_forms:
             has = self.b.module.has("mul_even_s32")
@@ -306,7 +308,9 @@ class ExpressionEmitter:
         return self._other_forms[e]
 
     def rounded_operand(self, e: Cast) -> PrimExpr | None:
-        """Return what is rounded to the nearest int32, where the processor does both at once."""
+        """Return the operand of a round-to-int32 that the processor does in one instruction, else
+        None.
+        """
         is_round = isinstance(e.value, Intrinsic) and e.value.op == "round"
         if not is_round or not self.b.module.has("rounds_to_int"):
             return None
@@ -377,14 +381,14 @@ class ExpressionEmitter:
         return self.b.select(test, e.dtype, chosen, else_value, lanes)
 
     def narrowed(self, test: Operand, lanes: int) -> LaneMask:
-        """Return the mask of the lanes of the enclosing mask in which `test` holds."""
+        """Return the enclosing lane mask restricted to the lanes in which `test` holds."""
         outer = self.mask
         if outer is not None and outer.lanes == lanes:
             test = self.b.binary("and", dt.with_lanes("bool", lanes), outer.value, test)
         return LaneMask(test, lanes)
 
     def branched(self, test: Operand, e: Intrinsic) -> Operand:
-        """Evaluate one side only."""
+        """Emit a branch that evaluates only one side."""
         b = self.b
         labels = [b.fresh("then"), b.fresh("else")]
         after = b.fresh("join")
@@ -475,7 +479,7 @@ class ExpressionEmitter:
         return "" if self.alias is None else self.alias.suffix(buffer)
 
     def place_of(self, buffer: Buffer) -> int:
-        """Return the number of the memory that a store to a buffer changes; 0 is all memory."""
+        """Return the id of the memory that a store to a buffer changes; 0 is all memory."""
         return 0 if self.alias is None else self.alias.number(buffer)
 
     def scalar_load(self, buffer: Buffer, index: PrimExpr, dtype: str) -> Operand:
@@ -484,6 +488,7 @@ class ExpressionEmitter:
         if mask is None or mask.lanes == 1:
             return self.memory_load(buffer, index, dtype)
         before, load_block, after = b.block, b.fresh("some"), b.fresh("join")
+        # With no active lane the address may be out of bounds, so the load must not be executed.
         b.branch_if(b.any(mask.value, mask.lanes), load_block, after)
         b.start(load_block)
         with self.region(None):
@@ -512,6 +517,7 @@ class ExpressionEmitter:
         address = base
         if not isinstance(variable, IntImm) or variable.value != 0:
             one = emit_cast(self.b, self.value(variable), variable.dtype, "int64")
+            # The constant offset stays apart, so that neighbouring accesses share this instruction.
             address = self.b.pure(f"getelementptr {kind}, {pointer} {base}, i64 {one}")
         if offset:
             # loads of WebAssembly add a constant in more bits than an address has: it may not wrap
@@ -527,6 +533,7 @@ class ExpressionEmitter:
         start = index.base if isinstance(index, Ramp) and is_contiguous(index) else index
         lanes = dt.lanes(index.dtype)
         constant = isinstance(start, IntImm) and start.value % lanes == 0
+        # SSA values cannot be indexed: all accesses must be aligned constants of one vector width.
         if not constant or self.register_lanes.setdefault(buffer, lanes) != lanes:
             raise DemoteRegisterError(buffer)
         assert isinstance(start, IntImm)
@@ -538,7 +545,7 @@ class ExpressionEmitter:
 
 
 def is_capped(e: PrimExpr) -> bool:
-    """Return whether an expression is a minimum with a constant that is at most 0."""
+    """Return whether an expression is provably <= 0 or NaN: a minimum with such a constant."""
     if not isinstance(e, Min):
         return False
     caps = (c.value if isinstance(c, Broadcast) else c for c in (e.a, e.b))
@@ -570,6 +577,7 @@ def as_ramp(index: PrimExpr) -> PrimExpr:
     a, b = as_ramp(index.a), as_ramp(index.b)
     if isinstance(a, Broadcast) and isinstance(b, Broadcast):
         return Broadcast(prim_binary(index, a.value, b.value), a.lanes, index.dtype)
+    # `c - ramp` has a negative stride and is left as it is.
     if isinstance(a, Broadcast) and isinstance(b, Ramp) and not isinstance(index, Sub):
         a, b = b, a
     if not (isinstance(a, Ramp) and isinstance(b, Broadcast)):
@@ -585,9 +593,7 @@ def prim_binary(kind: Add | Sub | Mul, a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def is_safe(root: PrimExpr, limit: int = 24) -> bool:
-    """Return whether speculative evaluation is harmless and cheap: no loads, no divisions, few
-    nodes.
-    """
+    """Return whether an expression may be speculated: no loads, no divisions, few nodes."""
     stack, count = [root], 0
     while stack:
         e = stack.pop()

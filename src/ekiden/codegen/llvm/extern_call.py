@@ -28,7 +28,9 @@ class ExternCallEmitter(PackedCallEmitter):
     """Emitter of `call_extern`."""
 
     def call_extern(self, e: Intrinsic) -> Operand:
-        """Return the result of a call; loops over vectors that make one were made serial."""
+        """Emit the call of a C function. Vectorised loops that make such calls were serialised
+        before.
+        """
         name, b = extern_name(e, "llvm"), self.b
         if b.module.is_wasm:
             raise CompileError(f"llvm: call_extern {name!r}: WebAssembly has no C symbols to call")

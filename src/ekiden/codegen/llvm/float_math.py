@@ -54,8 +54,8 @@ class FloatMath:
 
     @contextmanager
     def as_written(self) -> Iterator[None]:
-        """Emit the operations inside without fast-math flags: their order matters; what rounding
-        loses is computed.
+        """Suspend fast-math flags for the operations inside: reassociation would remove
+        error-compensation terms.
         """
         flags, self.b.flags = self.b.flags, ""
         try:
@@ -88,8 +88,9 @@ class FloatMath:
         return self.llvm("fma", x, y, z)
 
     def less_product(self, z: Operand, x: Operand, y: Operand) -> Operand:
-        """z - x * y for a z within some units in the last place of x * y: what is left is whole.
-        float64 only; parts of x and y must not overflow."""
+        """Return z - x * y for a z within some units in the last place of x * y: the difference is
+        exact. float64 only; parts of x and y must not overflow.
+        """
         if self.b.module.has("fma"):
             return self.fma(self.neg(x), y, z)
         with self.as_written():
@@ -97,17 +98,19 @@ class FloatMath:
             return self.sub(self.sub(z, product), lost)
 
     def madd(self, x: Operand, y: Operand, z: Operand) -> Operand:
-        """x * y + z, rounded once or twice, where nothing is made of what rounding loses: the form
-        that is fast. WebAssembly's engines have no fused instruction for certain, nor has x86-64
-        below level v3, where to keep the product whole takes a softmax 4 times as long."""
+        """Return x * y + z, rounded once or twice, whichever is faster: for sums whose rounding
+        error is not used. WebAssembly's engines have no fused instruction for certain, nor has
+        x86-64 below level v3, where to keep the product whole takes a softmax 4 times as long.
+        """
         module = self.b.module
         if module.target is not None and module.has("madd"):
             return self.b.intrinsic("fmuladd", self.dtype, x, y, z)
         return self.fma(x, y, z) if module.has("fma") else self.add(self.mul(x, y), z)
 
     def square(self, x: Operand) -> Operand:
-        """x * x for |x| below 1, which is never subnormal: what is added, to it or without a fused
-        instruction to x, is lost beside 1."""
+        """Return x * x for |x| < 1, where an underflow to zero is harmless: the square is added to
+        1 or, without a fused instruction, to x.
+        """
         if self.b.module.has("fma") or self.b.module.has("madd"):
             return self.madd(x, x, self.const(ABSORBED_TERM))
         moved = self.add(x, self.const(ABSORBED_TERM if self.is_double else ABSORBED_TERM**0.5))
@@ -130,7 +133,7 @@ class FloatMath:
         return self.b.select(condition, self.dtype, x, y, self.lanes)
 
     def clamp(self, x: Operand, low: float, high: float) -> Operand:
-        """x within [low, high]; NaN stays."""
+        """Return x clamped to [low, high]; NaN stays NaN."""
         return self.at_most(self.at_least(x, low), high)
 
     def at_least(self, x: Operand, low: float) -> Operand:
@@ -144,7 +147,7 @@ class FloatMath:
         return self.select(self.b.compare("ogt", self.dtype, x, top), top, x)
 
     def polynomial(self, x: Operand, coefficients: Sequence[float]) -> Operand:
-        """Horner's rule; the constant term comes first."""
+        """Evaluate a polynomial by Horner's rule; the constant term comes first."""
         result = self.const(coefficients[-1])
         for c in reversed(coefficients[:-1]):
             result = self.madd(result, x, self.const(c))
@@ -232,8 +235,9 @@ class FloatMath:
         return self.b.has_scalef(self.dtype)
 
     def scale(self, x: Operand, n: Operand) -> Operand:
-        """x * 2**n for a float n holding a small integer, where that is one instruction; subnormal
-        results and overflow come out right."""
+        """Return x * 2**n for a float n that holds a small integer, as one instruction; subnormal
+        results and overflow come out right.
+        """
         scaled = self.b.scalef(self.dtype, x, n)
         assert scaled is not None, self.dtype
         return scaled

@@ -47,7 +47,7 @@ class GpuBackend:
     has_wide_accesses: bool = False
 
     def cpu(self, target: Target) -> str:
-        """LLVM's name of the processor."""
+        """Return LLVM's name of the processor."""
         oldest = target.kind.oldest
         return target.arch or (f"sm_{oldest}" if oldest else "")
 
@@ -65,8 +65,8 @@ GLOBAL_SPACE, SHARED_SPACE = 1, 3
 def _numbers(
     names: Mapping[str, str], call: str, result: str, by_number: bool
 ) -> dict[str, IntrinsicCall]:
-    """Return the calls for `threadIdx.x` and its like: the axis is part of the function's name, or
-    its argument.
+    """Return the calls that read thread indices and extents (`threadIdx.x` ...): the axis is part
+    of the function's name, or its argument.
     """
     calls = {}
     for word, name in names.items():

@@ -94,6 +94,7 @@ class KernelEmitter(WideAccessEmitter):
         value = s.value if isinstance(s, Evaluate) else None
         if isinstance(value, Intrinsic) and value.op == "tvm_storage_sync":
             self.b.effect(self.called("barrier", "there is no barrier"))
+            # Other threads may have stored to shared memory before the barrier.
             self.b.touch_memory()
             return
         if isinstance(value, Intrinsic) and value.op in ("call_packed", "call_function"):
@@ -120,11 +121,11 @@ class KernelEmitter(WideAccessEmitter):
         return emit_cast(self.b, number, self.road.numbers, dtype)
 
     def operands(self, e: PrimExpr) -> tuple[PrimExpr, ...]:
-        """Return the operands to emit; the sizes of warp exchanges are constants and left out."""
+        """Return the operands to emit; the sizes of warp shuffles are constants and left out."""
         return operands_of(e) if is_warp_shuffle(e) else super().operands(e)
 
     def emit(self, e: PrimExpr) -> Operand:
-        """Emit a node; warp exchanges too."""
+        """Emit a node; warp shuffles too."""
         if not isinstance(e, Intrinsic) or not is_warp_shuffle(e):
             return super().emit(e)
         missing = f"{e.op}: kind {self.road.kind!r} has no shuffles of a warp"
@@ -133,6 +134,7 @@ class KernelEmitter(WideAccessEmitter):
         exchange = warp_shuffle_of(e)
         kind, name = ("float", "f32") if e.dtype == "float32" else ("i32", "i32")
         last = 0 if e.op.endswith("_up") else WARP - 1
+        # The c operand of PTX shfl.sync: segment mask in bits 8 to 12, clamp in bits 0 to 4.
         within = (WARP - exchange.width) << 8 | last  # of the segment: its bits, its end
         mask, value, lane = (self.value(a) for a in operands_of(e))
         arguments = f"i32 {mask}", f"{kind} {value}", f"i32 {lane}", f"i32 {within}"
@@ -166,6 +168,8 @@ class KernelEmitter(WideAccessEmitter):
                 f"kernel {self.name!r}: buffer {buffer.name!r} of a thread has no constant size"
             )
         kind = f"[{max(extent.value, 1)} x {memory_type(buffer.dtype)}]"
+        # A global buffer allocated in a kernel belongs to one thread: it becomes an array on its
+        # stack.
         if buffer.scope == "global":
             self._own(buffer, kind, extent.value * dt.itemsize(buffer.dtype))
             return
@@ -212,8 +216,8 @@ class KernelEmitter(WideAccessEmitter):
         return b.phi(dtype, *incoming)
 
     def inside(self, buffer: Buffer, index: PrimExpr) -> Operand | None:
-        """Return whether all elements of an access are inside the buffer; None where that is not
-        tested.
+        """Emit the test whether all elements of an access are in bounds; None where no test is
+        needed.
         """
         extent, lanes = simplify(flat_extent(buffer)), dt.lanes(index.dtype)
         if not is_contiguous_access(index) or dt.lanes(buffer.dtype) > 1:
@@ -221,6 +225,7 @@ class KernelEmitter(WideAccessEmitter):
         if not isinstance(extent, IntImm) or extent.value < lanes:
             return None
         assert isinstance(index, Ramp)
+        # One unsigned comparison covers both ends: a negative base is a very large number.
         last = self.b.const(extent.value - lanes, index.base.dtype)
         return self.b.compare("ule", index.base.dtype, self.value(index.base), last)
 
@@ -302,10 +307,13 @@ class KernelEmitter(WideAccessEmitter):
     def _report_failure(self, reported: Sequence[Operand]) -> None:
         b = self.b
         thread = b.value(f"trunc i64 {self._linear()} to i32")
+        # The lowest failing thread wins whatever the schedule, so that the message is
+        # deterministic.
         b.effect(f"%{b.fresh('before')} = atomicrmw min {STATUS_PARAMETER}, i32 {thread} monotonic")
         first, mine, join = (b.fresh(n) for n in ("first", "mine", "others"))
         b.effect(f"%{first}.at = getelementptr i32, {STATUS_PARAMETER}, i64 1")
         b.effect(f"%{first} = load volatile i32, {GLOBAL_POINTER} %{first}.at, align 4")
+        # Only the thread that still holds the minimum writes its values.
         is_first = b.value(f"icmp eq i32 %{first}, {thread}")
         b.branch_if(is_first, mine, join)
         b.start(mine)
@@ -396,6 +404,8 @@ def kernel_text(
     """
     demoted: frozenset[Buffer] = frozenset()
     while True:
+        # Emission starts anew after each demotion: a register buffer changes every access emitted
+        # before.
         module = LlvmModule(target)
         module.constants, module.gathers = backend.constants, False
         emitter = KernelEmitter(module, name, demoted, backend)

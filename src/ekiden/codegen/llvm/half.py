@@ -9,7 +9,7 @@ from ekiden.ir import dtype as dt
 
 
 class _Words:
-    """Operations on float32 and its bits, with the constants made."""
+    """Builder of integer and float operations on the bits of float32 lanes."""
 
     def __init__(self, b: FunctionBuilder, lanes: int) -> None:
         self.b, self.lanes = b, lanes
@@ -35,8 +35,8 @@ class _Words:
 
 
 def from_half(b: FunctionBuilder, a: Operand, lanes: int) -> Operand:
-    """Convert float16 to float32: a multiplication rebiases the exponent and normalises subnormals;
-    infinities and NaN get float32's exponent.
+    """Convert float16 to float32 (F16C in software): a multiplication rebiases the exponent and
+    normalises subnormals; infinities and NaN get float32's exponent.
     """
     w = _Words(b, lanes)
     bits = b.convert("zext", w.short, w.word, b.convert("bitcast", w.half, w.short, a))

@@ -27,8 +27,8 @@ SHIFT_OPS = frozenset(("left_shift", "right_shift"))
 
 
 def in_halves(e: Cast) -> PrimExpr | None:
-    """Return the same int32 vector computed in halves, or None for other arithmetic or without a
-    product.
+    """Rewrite an int32 vector of int64 arithmetic to even and odd halves (PMULDQ); return None for
+    other arithmetic or without a product.
     """
     lanes = dt.lanes(e.dtype)
     if dt.element(e.dtype) != "int32" or dt.element(e.value.dtype) != "int64" or lanes % 2:
@@ -45,7 +45,7 @@ def in_halves(e: Cast) -> PrimExpr | None:
 
 
 def _inner(root: PrimExpr) -> Iterator[PrimExpr]:
-    """Yield the int64 nodes, at most one more than MAX_INT64_NODES."""
+    """Yield the int64 nodes below an expression, at most MAX_INT64_NODES + 1 of them."""
     stack = [root]
     for _ in range(MAX_INT64_NODES + 1):
         if not stack:
@@ -63,14 +63,14 @@ def _is_shift(e: PrimExpr) -> bool:
 
 
 def _is_same(e: PrimExpr) -> bool:
-    """Return whether all lanes are the same number. LLVM would shift such a factor left for the
+    """Return whether all lanes hold the same value. LLVM would shift such a factor left for the
     whole product, and it would no longer be an int32.
     """
     return isinstance(e, Broadcast)
 
 
 def _is_leaf(e: PrimExpr) -> bool:
-    """Return whether an operand is the same in all lanes, or an int32 in each."""
+    """Return whether an operand is uniform, or an int32 extended to int64."""
     return _is_same(e) or (isinstance(e, Cast) and dt.element(e.value.dtype) == "int32")
 
 

@@ -67,6 +67,7 @@ def link(objects: Sequence[bytes], exports: Sequence[str], target: Target | None
     linker = _linker(objects, exports)
     provided = VM_HELPERS.union(SERVICES, ABI_SERVICES)
     prefixes = CALL_SITE_PREFIX, EXTERN_PREFIX
+    # The loader resolves only these names; anything else would fail in the user's process.
     unknown = [n for n in linker.imports if n not in provided and not n.startswith(prefixes)]
     if unknown:
         raise InternalError(
@@ -120,6 +121,7 @@ class _Linker:
         self.places: dict[tuple[int, int], int] = {}
         self.globals: dict[str, int] = {}
         self.end = 0
+        # Code first, so that the executable pages of the image are contiguous.
         for executable in (True, False):
             for number, elf_object in enumerate(objects):
                 self._place(number, elf_object, executable)
@@ -128,6 +130,8 @@ class _Linker:
         self.imports = sorted(self._undefined())
         self.stubs = _align(self.end, 8)
         self.size = self._stub(len(self.imports))
+        # The address table is on pages of its own: it is written at load, the text is mapped
+        # read-only.
         self.slots = _align(self.size, PAGE_BYTES)
 
     def _place(self, number: int, elf_object: elf.ElfObject, executable: bool) -> None:
@@ -170,6 +174,7 @@ class _Linker:
 
     def text(self) -> bytes:
         """Return code, data and stubs with every reference resolved."""
+        # Gaps between sections hold trapping instructions: a wild jump fails at once.
         filler = self.architecture.filler
         out = bytearray(filler * -(-self.size // len(filler)))[: self.size]
         for (number, index), section_offset in self.places.items():
@@ -216,6 +221,7 @@ def inspect(image: bytes) -> ImageInfo:
     _, _, _, n_exports, n_imports, text_size, exports_at, imports_at, total = (
         IMAGE_HEADER.unpack_from(image)
     )
+    # Bounds are checked before any table is read: images come from files.
     if total != len(image) or exports_at != PAGE_BYTES + text_size or imports_at > total:
         raise LoadError(f"image: header promises {total} bytes, got {len(image)}")
     exports: dict[str, int] = {}

@@ -21,7 +21,7 @@ class IntrinsicCallEmitter(ExternCallEmitter):
     """Emitter of `call_llvm_intrin`."""
 
     def call_llvm(self, e: Intrinsic) -> Operand:
-        """Return the result of a call, or "undef" if it has no value."""
+        """Emit the call of an LLVM intrinsic; the result is "undef" if it returns void."""
         name = e.args[0].value if e.args and isinstance(e.args[0], StringImm) else ""
         if not name.startswith("llvm."):
             raise CompileError(f"llvm: {e.op}: expected the name of an intrinsic first, got {e!r}")
@@ -46,7 +46,7 @@ class IntrinsicCallEmitter(ExternCallEmitter):
         return _type(a.dtype), self._bits(self.value(a), a.dtype, is_result=False)
 
     def _bits(self, value: Operand, dtype: str, *, is_result: bool) -> Operand:
-        """Return a bfloat16 as LLVM's type of it, or a result as ours, which has the bits."""
+        """Bitcast between uint16, which holds our bfloat16, and LLVM's bfloat type."""
         if dt.element(dtype) != "bfloat16":
             return value
         kinds = [register_type(dtype), _type(dtype)]

@@ -60,8 +60,8 @@ def _in_float(
     argument: str,
     operands: Sequence[Operand],
 ) -> Operand:
-    """Evaluate in float64 for float64, else in float32; integers keep to what rounds them to
-    themselves.
+    """Compute in float64 for float64, else in float32; integers keep to intrinsics that map
+    integers to themselves.
     """
     if not dt.is_float(argument):
         return _on_integers(b, compute, argument, operands)
@@ -146,8 +146,8 @@ def _rsqrt(m: FloatMath, x: Operand) -> Operand:
 
 
 def _fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
-    """Return x * y + z, rounded once where there is an instruction, else twice; it is asked for to
-    be fast.
+    """Emit x * y + z, rounded once where there is an instruction, else twice: the intrinsic asks
+    for speed.
     """
     has_either = m.b.module.has("fma") or m.b.module.has("madd")
     return m.madd(x, y, z) if has_either else m.add(m.mul(x, y), z)
@@ -267,7 +267,7 @@ def _dot4_of(left_sign: str, right_sign: str) -> Callable[..., Operand]:
 
 
 def _byte(b: FunctionBuilder, dtype: str, x: Operand, number: int, sign: str) -> Operand:
-    """Extract one byte of each word as a number."""
+    """Extract byte `number` of each 32-bit word, sign- or zero-extended to int32."""
     if sign == "u":
         moved = b.binary("lshr", dtype, x, b.const(8 * number, dtype))
         return b.binary("and", dtype, moved, b.const(255, dtype))
@@ -306,7 +306,7 @@ def _as_bytes(b: FunctionBuilder, lanes: int, words: Operand) -> Operand:
 
 
 def _pair_sums(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
-    """Return total + the sums of neighbouring byte products, in int16."""
+    """Add the sums of neighbouring byte products to int16 lanes (PMADDUBSW)."""
     lanes = dt.lanes(dtype) // 2
     sums = _pairs(b, lanes, x, y)
     if sums is not None:
@@ -350,7 +350,7 @@ def _signed_dot4(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: 
 
 
 def _madd(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
-    """Return total + the dot product of the two int16 of each word of x and y."""
+    """Emit total + the dot product of the two int16 in each word (PMADDWD)."""
     lanes = dt.lanes(dtype)
     name = _instruction(b, "madd_s16", lanes)
     if name is not None:
@@ -368,8 +368,8 @@ def _madd(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand
 
 
 def _dot2(b: FunctionBuilder, dtype: str, total: Operand, x: Operand, y: Operand) -> Operand:
-    """Return total + the dot product of the two bfloat16 in each word of x and y (VDPBF16PS, which
-    flushes subnormals to 0).
+    """Emit total + the dot product of the two bfloat16 in each word (VDPBF16PS, which flushes
+    subnormals to 0).
     """
     lanes = dt.lanes(dtype)
     name = _instruction(b, "dot2_bf16", lanes)
@@ -400,7 +400,9 @@ def _right_shift(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Oper
 
 
 def _shifted(b: FunctionBuilder, opcode: str, dtype: str, x: Operand, y: Operand) -> Operand:
-    """Emit a shift that gives 0 for the width or more."""
+    """Emit a shift whose result is 0 where the distance is the width or more; LLVM's shifts are
+    poison there.
+    """
     width, zero, lanes = (
         b.const(dt.SCALAR_BITS[dt.element(dtype)], dtype),
         b.const(0, dtype),

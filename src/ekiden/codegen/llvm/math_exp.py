@@ -57,9 +57,7 @@ def exp_at_most_one(m: FloatMath, x: Operand) -> Operand:
 
 
 def _none_subnormal(m: FloatMath, x: Operand) -> Operand:
-    """Return exp(x) for x <= 0, or NaN, with subnormal results as 0. 0 for what would be
-    subnormal.
-    """
+    """Return exp(x) for x <= 0, or NaN; results that would be subnormal are 0."""
     vanishes = m.less(x, m.const(NORMAL_RANGE[m.element][0]))
     return exp_normal(m, m.select(vanishes, m.const(UNDERFLOW_LIMIT[m.element]), x))
 

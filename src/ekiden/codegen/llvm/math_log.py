@@ -37,8 +37,8 @@ def log(m: FloatMath, x: Operand) -> Operand:
 
 
 def _after_square(m: FloatMath, f: Operand, half: Operand) -> Operand:
-    """Return log(1 + f) - f + f**2 / 2, given `half` = f**2 / 2: with s = f / (2 + f) the series of
-    2 atanh(s) begins with 2 s = f - f**2 / 2 + s f**2 / 2. float64 only.
+    """Return log(1 + f) - f + f**2 / 2 in float64, given `half` = f**2 / 2. With s = f / (2 + f),
+    the series of 2 atanh(s) begins with 2 s = f - f**2 / 2 + s f**2 / 2.
     """
     s = m.div(f, m.add(m.const(2.0), f))
     square = m.mul(s, s)
@@ -47,8 +47,8 @@ def _after_square(m: FloatMath, f: Operand, half: Operand) -> Operand:
 
 
 def _split(m: FloatMath, x: Operand) -> tuple[Operand, Operand]:
-    """Return (e, f) with x = 2**e * (1 + f) and 1 + f within a factor sqrt(2) of 1. Subnormals are
-    scaled up first.
+    """Decompose x = 2**e * (1 + f) with 1 + f within a factor sqrt(2) of 1; return (e, f).
+    Subnormals are scaled up first.
     """
     mantissa = MANTISSA_BITS[m.element]
     tiny = m.less(x, m.const(2.0 ** (1 - EXPONENT_BIAS[m.element])))
@@ -129,8 +129,9 @@ def _constant_bool(m: FloatMath, value: bool) -> Operand:
 
 
 def _plain_power(m: FloatMath, x: Operand, y: Operand) -> Operand:
-    """x**y for x >= 0, to the last place of a float32: the product's error is a few units in the
-    last place of a float64, as often as the result has powers of e, which are 104 at most."""
+    """Return x**y for x >= 0, accurate to the last place of a float32, as exp(y log(x)) in
+    float64.
+    """
     e, f = _split(m, x)
     s = m.div(f, m.add(m.const(2.0), f))
     square = m.mul(s, s)

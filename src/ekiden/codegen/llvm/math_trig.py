@@ -95,13 +95,13 @@ def sin(m: FloatMath, x: Operand) -> Operand:
 
 
 def cos(m: FloatMath, x: Operand) -> Operand:
-    """Return the cosine of x: the sine a quarter turn ahead."""
+    """Return the cosine of x, computed as sin(x + pi / 2)."""
     return _quarter_turns(m, x, 1)
 
 
 def _quarter_turns(narrow: FloatMath, x: Operand, ahead: int) -> Operand:
-    """Return sin(x + ahead * pi / 2); arguments from LARGE on are reduced through a table, in a
-    branch where the builder has blocks.
+    """Return sin(x + ahead * pi / 2); arguments from MAX_CODY_WAITE_ARGUMENT on are reduced through
+    a table, in a branch where the builder has blocks.
     """
     b, m = narrow.b, narrow.widen()
     wide, bits = narrow.cast(x, m), 53 if narrow.is_double else 24
@@ -153,8 +153,8 @@ def _reduce_by_half_pi(m: FloatMath, element: str, x: Operand, n: Operand) -> Op
 
 
 def _modulo_turn(m: FloatMath, x: Operand, bits: int) -> tuple[Operand, Operand]:
-    """Return (high, low), x modulo 2 pi, below 2**30; x itself if it is below 2**24. `bits` is the
-    width of its mantissa (Payne-Hanek reduction by table).
+    """Return x modulo 2 pi as (high, low), |high| < 2**30; x itself if it is below 2**24. `bits` is
+    the width of its mantissa (Payne-Hanek reduction by table).
     """
     tables = _powers_of_two(MAX_EXPONENT[bits] + (0 if bits == 24 else SPLIT_BITS))
     biased = m.int_op("lshr", m.bits(m.abs(x)), m.int_const(52))
@@ -185,7 +185,9 @@ def _times_power(
 
 
 def _within(m: FloatMath, n: Operand, top: int) -> Operand:
-    """Clamp an integer to [0, top]; the result for infinity and NaN does not matter."""
+    """Clamp an integer to [0, top], which keeps the table index in range; the value for infinity
+    and NaN does not matter.
+    """
     for predicate, bound in (("slt", 0), ("sgt", top)):
         limit = m.int_const(bound)
         outside = m.b.compare(predicate, m.word, n, limit)

@@ -40,10 +40,14 @@ class TileConfig:
         self.b.effect(f"store i64 0, ptr {self.current}, align 8")
 
     def set(self, sizes: Sequence[Operand]) -> None:
-        """Load a tile configuration: rows and bytes of a row of each tile, as i64."""
+        """Load a tile configuration (LDTILECFG) unless it is current: rows, and bytes per row, of
+        each tile as i64.
+        """
         b, number = self.b, self._number(sizes)
         same = b.value(f"load i64, ptr {self.current}, align 8")
         load_block, done = b.fresh("reshape"), b.fresh("shaped")
+        # LDTILECFG zeroes all tiles and costs more than a compare: skip it where the configuration
+        # is the current one.
         b.branch_if(b.value(f"icmp ne i64 {same}, {number}"), load_block, done)
         b.start(load_block)
         b.effect(f"store i64 {number}, ptr {self.current}, align 8")
@@ -58,7 +62,7 @@ class TileConfig:
         b.start(done)
 
     def _number(self, sizes: Sequence[Operand]) -> Operand:
-        """Return the number of a configuration: an index of its constant sizes, and a byte for each
+        """Return the id of a configuration: an index of its constant sizes, and a byte for each
         dynamic size.
         """
         constant_sizes = tuple(None if s.startswith("%") else s for s in sizes)
@@ -100,7 +104,9 @@ def store(b: FunctionBuilder, number: int, address: Operand) -> None:
 
 
 def multiply(b: FunctionBuilder, name: str, numbers: Sequence[int]) -> None:
-    """Add the product of the second and the third tile to the first."""
+    """Emit the tile dot product (TDPBUSD, TDPBF16PS): the product of the second and third tile is
+    added to the first.
+    """
     b.module.declare(TILE_DOT_INTRINSICS[name], "void", ["i8", "i8", "i8"])
     arguments = ", ".join(f"i8 {n}" for n in numbers)
     b.effect(f"call void @{TILE_DOT_INTRINSICS[name]}({arguments})")

@@ -36,8 +36,8 @@ def _simple(floating: str, integer: str, boolean: str) -> EmitFunction:
 def _guarded_division(
     b: FunctionBuilder, dtype: str, x: Operand, y: Operand
 ) -> tuple[Operand, Operand, Operand | None]:
-    """Return (dividend, divisor, wrong) such that the division cannot trap. `wrong` says where the
-    divisor was 0.
+    """Emit the operands of a division that cannot trap (zero divisor, INT_MIN / -1): (dividend,
+    divisor, wrong lanes). `wrong` says where the divisor was 0.
     """
     if y[0] != "%" and y not in ("0", b.const(0, dtype), b.const(-1, dtype)):
         return x, y, None
@@ -102,8 +102,8 @@ def floor_modulo(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Oper
 def _guarded_modulo(
     b: FunctionBuilder, dtype: str, x: Operand, y: Operand
 ) -> tuple[Operand, Operand, Operand | None]:
-    """Return (dividend, divisor, wrong) such that the remainder cannot trap; x % -1 is 0, so the
-    divisor 1 stands for -1.
+    """Emit the operands of a remainder that cannot trap: (dividend, divisor, wrong lanes). x % -1
+    is 0, so 1 replaces the divisor -1.
     """
     if y[0] != "%" and y not in ("0", b.const(0, dtype), b.const(-1, dtype)):
         return x, y, None
@@ -116,7 +116,9 @@ def _guarded_modulo(
 
 
 def _crosses(b: FunctionBuilder, dtype: str, remainder: Operand, y: Operand) -> Operand:
-    """Return whether a truncated remainder is non-zero with a sign other than the divisor's."""
+    """Emit the test whether a truncated remainder is non-zero and has another sign than the
+    divisor: the floor quotient is then one less.
+    """
     zero = b.const(0, dtype)
     apart = b.compare("slt", dtype, b.binary("xor", dtype, remainder, y), zero)
     return b.binary("and", _bool(dtype), apart, b.compare("ne", dtype, remainder, zero))
@@ -176,8 +178,8 @@ def _extreme(ordered: str, signed: str, unsigned: str, boolean: str) -> EmitFunc
 
 def _comparison(floating: str, signed: str, unsigned: str) -> EmitFunction:
     def emit(b: FunctionBuilder, dtype: str, x: Operand, y: Operand) -> Operand:
-        """bfloat16, and float16 where the processor has none, are compared as float32, which holds
-        all their values exactly.
+        """Emit a comparison; bfloat16, and float16 where the processor lacks it, are compared as
+        float32, which holds all their values exactly.
         """
         no_half = not b.module.has("float16")
         if dt.element(dtype) == "bfloat16" or (dt.element(dtype) == "float16" and no_half):

@@ -35,11 +35,11 @@ class PackedCallEmitter(ExpressionEmitter):
         self.module = module
 
     def fail_unless(self, condition: Operand, say: Callable[[], None] | None = None) -> None:
-        """Leave the function unless the condition holds; subclasses implement it."""
+        """Return from the function unless the condition holds; subclasses implement it."""
         raise NotImplementedError
 
     def call_packed(self, e: Intrinsic) -> Operand:
-        """Emit a call and return its result; -1 of the callee is -1 of the kernel."""
+        """Emit a packed call and return its result; a status of -1 of the callee is propagated."""
         name, b = e.args[0], self.b
         if not isinstance(name, StringImm):
             raise InternalError(f"llvm: call_packed: expected a name first, got {name!r}")
@@ -77,7 +77,7 @@ class PackedCallEmitter(ExpressionEmitter):
         return name
 
     def put(self, base: Operand, slot: int, value: str) -> None:
-        """Store a typed operand in a word."""
+        """Store a typed operand in a 64-bit word of a stack array."""
         address = self.b.pure(f"getelementptr i64, ptr {base}, i64 {slot}")
         self.b.effect(f"store {value}, ptr {address}, align 8")
 

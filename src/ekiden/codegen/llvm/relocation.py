@@ -48,7 +48,7 @@ class ResolvedReference:
 
 
 def _alone(references: Sequence[ResolvedReference]) -> Sequence[ResolvedReference]:
-    """References of which none needs another."""
+    """Return the references unchanged: none depends on another."""
     return references
 
 
@@ -76,14 +76,15 @@ class LinkArchitecture:
 
 
 def _wrong(r: ResolvedReference) -> InternalError:
+    """Build the InternalError for a relocation that is not position independent."""
     return InternalError(
         f"image: relocation type {r.kind} against {r.name!r} is not position independent"
     )
 
 
 def _branch(r: ResolvedReference, bits: int) -> int:
-    """Return a branch's immediate, in instructions of 4 bytes. Raises InternalError if the distance
-    does not fit: it would be truncated to another function's address.
+    """Return a branch's immediate in instructions of 4 bytes. Raises InternalError if the distance
+    does not fit, as truncation would branch into another function.
     """
     words = r.target - r.at >> 2
     if not -(1 << bits - 1) <= words < 1 << bits - 1:

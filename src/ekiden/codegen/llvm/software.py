@@ -36,7 +36,9 @@ def fma(m: FloatMath, x: Operand, y: Operand, z: Operand) -> Operand:
 
 
 def whole_product(m: FloatMath, x: Operand, y: Operand) -> tuple[Operand, Operand]:
-    """(high, low): x * y in float64 as rounded, and what that lost (Dekker)."""
+    """Return x * y in float64 as the rounded product and its rounding error (Dekker's
+    TwoProduct).
+    """
     product = m.mul(x, y)
     (x_high, x_low), (y_high, y_low) = _split(m, x), _split(m, y)
     lost = m.sub(m.mul(x_high, y_high), product)

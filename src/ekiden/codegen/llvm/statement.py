@@ -155,6 +155,7 @@ class StatementEmitter(IntrinsicCallEmitter):
                 self.allocate(s.buffer)
             s = s.body
         self.statement(s)
+        # Last allocated is freed first: the workspace allocator is a stack for each thread.
         while len(self.workspaces) > before:
             self.free(self.workspaces.pop())
 
@@ -185,6 +186,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         else:
             self.module.declare("ek_workspace_alloc", "ptr", ["i64"])
             memory = self.b.value(f"call ptr @ek_workspace_alloc(i64 {size})")
+        # The test comes before the append, or the failing path would free a null workspace.
         self.fail_unless(self.b.value(f"icmp ne ptr {memory}, null"))
         self.workspaces.append(memory)
         return memory
@@ -210,8 +212,9 @@ class StatementEmitter(IntrinsicCallEmitter):
     # failing
 
     def fail_unless(self, condition: Operand, say: Callable[[], None] | None = None) -> None:
-        """Return -1 unless the condition holds, after freeing what is allocated; an error is set by
-        then, or by `say`."""
+        """Return -1 unless the condition holds, after freeing all workspaces; the error is set
+        already, or by `say`.
+        """
         going, failed = self.b.fresh("ok"), self.b.fresh("fail")
         self.b.branch_if(condition, going, failed)
         self.b.start(failed)
@@ -272,6 +275,7 @@ class StatementEmitter(IntrinsicCallEmitter):
             wrong = b.binary("and", bits, wrong, mask)
         shown_index, any_wrong = at, wrong
         if lanes > 1:
+            # Lanes in bounds become the largest index, so that the minimum is an index that failed.
             largest = b.splat("int64", b.const(2**63 - 1, "int64"), lanes)
             shown_index = reduce_lanes(b, "min", kind, b.select(wrong, kind, at, largest, lanes))
             any_wrong = b.any(wrong, lanes)
@@ -315,6 +319,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         if stored_dtype != s.value.dtype:
             value = self.b.convert("zext", s.value.dtype, stored_dtype, value)
         self.memory_store(s, stored_dtype, value)
+        # A store ends the value numbering of loads from buffers that may overlap this one.
         self.b.touch_memory(self.place_of(s.buffer))
         return None
 
@@ -437,16 +442,21 @@ class StatementEmitter(IntrinsicCallEmitter):
             self.serial(s, begin, end, isinstance(s.extent, IntImm))
 
     def in_parallel(self) -> bool:
-        """Return whether this function is already the body of a parallel loop."""
+        """Return whether this function is the body of a parallel loop already: nested parallel
+        loops run serially.
+        """
         return False
 
     def serial(self, s: For, begin: Operand, end: Operand, runs: bool) -> None:
-        """Emit a bottom-tested loop, guarded by a test before it unless it surely `runs`."""
+        """Emit a bottom-tested loop; unless it provably `runs` at least once, a zero-trip guard
+        precedes it.
+        """
         b, var = self.b, s.loop_var
         kind = register_type(var.dtype)
         # Loop inversion: LLVM's passes are not run on this code, so the loop is emitted in the form
         # that they would produce.
         body, after = b.fresh("loop"), b.fresh("done")
+        # Sorted, because text is the key of caches and must not depend on hash order.
         carried = sorted(self.carried(s.body), key=lambda k: (k[0].name, k[1]))
         start = {key: self.registers.get(key, "poison") for key in carried}
         origin, outer = b.block, dict(self.registers)
@@ -454,6 +464,7 @@ class StatementEmitter(IntrinsicCallEmitter):
             b.branch(body)
         else:
             b.branch_if(b.compare("slt", var.dtype, begin, end), body, after)
+        # Loads before the loop are not loop-invariant as far as is known here: the body may store.
         b.touch_memory()
         b.start(body)
         # phis come first in the block, with the incoming values of the end filled in afterwards
@@ -482,6 +493,8 @@ class StatementEmitter(IntrinsicCallEmitter):
         b.touch_memory()
         self.begin_statement()
         final = {key: self.registers[key] for key in carried}
+        # Values that the body computed do not dominate the code behind a loop that may run zero
+        # times.
         self.registers = outer
         for key in carried:
             value = final[key]
@@ -518,6 +531,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         b.start(after)
         b.touch_memory()
         self.begin_statement()
+        # The loop leaves from its header, so the header's phis are the final values.
         self.registers = {**outer, **phis}
 
     # Remembered by statement: of loops in each other every one would else look through all inside.
@@ -570,7 +584,7 @@ class StatementEmitter(IntrinsicCallEmitter):
             self.flushed.resume(self.b)
 
     def apart(self, s: For) -> None:
-        """Emit the body as a function of its own and call it over [0, extent)."""
+        """Outline a loop body as a function and call it over [0, extent)."""
         function, context, extent = self.function_of(s)
         self.run_function(f"@{function}(ptr {context}, i64 0, i64 {extent})")
 
@@ -582,6 +596,7 @@ class StatementEmitter(IntrinsicCallEmitter):
         function = body.write(s)
         slots = max(body.slots, 1)
         context = f"%{b.fresh('context')}"
+        # In the entry block: an alloca inside a loop would grow the stack in each iteration.
         b.entry.append(f"  {context} = alloca [{slots} x i64], align 8")
         for slot, dtype, value in body.captured:
             slot_address = b.value(f"getelementptr i64, ptr {context}, i64 {slot}")
@@ -599,9 +614,7 @@ class StatementEmitter(IntrinsicCallEmitter):
 
 
 class BodyEmitter(StatementEmitter):
-    """Emitter of a loop body's function, which captures what it uses from the enclosing
-    function.
-    """
+    """Emitter of an outlined loop body, which captures what it uses from the enclosing function."""
 
     def __init__(self, module: LlvmModule, outer: StatementEmitter) -> None:
         super().__init__(module, outer.name, outer.demoted)
@@ -646,6 +659,7 @@ class BodyEmitter(StatementEmitter):
             line = self.module.debug.lines.get(s, 1)
             self.lines = FunctionLines(self.module.debug, f"{self.name}.body", line)
             self.b.location = self.lines.header()
+        # The mode belongs to a thread: each worker of the pool sets it for itself.
         if self.outer.flushed is not None:
             self.flushed = subnormals.enter(self.b)
         start = self.value(s.min)

@@ -53,7 +53,9 @@ def emit_strided(
 
 
 def _windows(stride: int, lanes: int) -> list[tuple[int, range]]:
-    """Return the contiguous loads: where each begins, and the elements that it provides."""
+    """Return the contiguous loads that cover a strided access: the offset of each, and the elements
+    it provides.
+    """
     # The last load ends at the last element: nothing beyond it is read.
     last = stride * (lanes - 1) - (lanes - 1)
     windows: list[tuple[int, range]] = []

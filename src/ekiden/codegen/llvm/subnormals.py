@@ -39,7 +39,9 @@ class Flushed:
 
 
 def enter(b: FunctionBuilder) -> Flushed | None:
-    """Flush from here on; return None where subnormals cost nothing."""
+    """Set flush-to-zero from this point on; return None on processors where subnormals cost
+    nothing.
+    """
     target = b.module.target
     if target is None or not target.has("flush_subnormals"):
         return None

@@ -85,7 +85,9 @@ class WideAccessEmitter(StatementEmitter):
         return access_bytes(buffer, self.affine(index), is_argument)
 
     def _is_aligned(self, buffer: Buffer) -> Operand:
-        """Return the flag that says whether an argument is aligned; tested once, at the entry."""
+        """Return the flag that tells whether an argument is 16-byte aligned; computed once, in the
+        entry block.
+        """
         pointer = self.pointers[buffer]
         name = f"%near.{pointer.removeprefix('%buffer.')}"
         if f"  {name} = icmp eq i64 {name}.rest, 0" not in self.b.entry:

@@ -92,12 +92,15 @@ class ArtifactCache:
             return None
         try:
             path = _artifact(self.folder, wanted_request.key(weight_files))
+            # The artifact of a model that changed while it was compiled must not get the new file's
+            # key.
             if not wanted_request.is_current(weight_files):
                 return None
             make_own_folder(self.folder)
             if weight_files:
                 names = json.dumps(list(weight_files)).encode()
                 names_file = _list(self.folder, wanted_request)
+                # The list precedes the artifact, whose key depends on it.
                 write_whole(names_file, lambda file: file.write(names), is_owners=True)
             content = artifact.write if isinstance(artifact, Written) else _writes(artifact)
             write_whole(path, content, is_owners=True)
@@ -148,6 +151,7 @@ def _mapped(path: str, layer: PathName | None) -> runtime.Executable | None:
         return None
     except LoadError:
         if is_own:
+            # A damaged file of our own layer is removed, so that the next compilation replaces it.
             with suppress(OSError):
                 os.unlink(path)
         return None

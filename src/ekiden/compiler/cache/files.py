@@ -125,7 +125,7 @@ def cache_stats() -> list[CacheStats]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file; 0 if another process has removed it."""
+    """Return the size of a file in bytes; 0 if another process has removed it."""
     try:
         return path.stat().st_size
     except OSError:
@@ -141,6 +141,7 @@ def export_cache(path: PathName, everything: bool = False) -> int:
     for layer in layers():
         for entry in entries(layer):
             if entry.kind.travels and (everything or entry.is_current):
+                # The written layer comes first and shadows the fallback layers.
                 chosen.setdefault(entry.name, entry)
     packed = io.BytesIO()
     count = 0
@@ -187,7 +188,7 @@ class ImportCounts:
 
 
 def import_cache(path: PathName) -> ImportCounts:
-    """Take the files of a packed cache into the layer that is written; those that are there stay.
+    """Import the files of a packed cache into the written layer; existing files stay.
 
     What it brings is native code, which runs when a model needs it: take only what you trust.
     Raises LoadError for what is no packed cache, or of another version, before anything is taken;
@@ -196,6 +197,7 @@ def import_cache(path: PathName) -> ImportCounts:
     home, done = written_layer(), ImportCounts()
     with named("read", path), open(path, "rb") as file:
         try:
+            # Uncompressed only: a small compressed archive could expand without bound.
             with tarfile.open(fileobj=file, mode="r:") as archive:
                 _check_manifest(archive.next(), archive, path)
                 for member in archive:
@@ -225,10 +227,14 @@ def _check_manifest(
 def _take(
     member: tarfile.TarInfo, archive: tarfile.TarFile, home: Path, done: ImportCounts
 ) -> None:
-    """Write one file, whose name must be one of a cache's: it cannot lie anywhere else."""
+    """Import one file of an archive. Its name must be that of a cache file, which rules out paths
+    elsewhere.
+    """
     if member.name == MANIFEST_NAME:
         return
     folder, _, name = member.name.partition("/")
+    # The pattern admits no path separators beyond those of a cache, so no member can escape the
+    # folder.
     kind = next((k for k in CACHE_KINDS if k.folder == folder and k.pattern.fullmatch(name)), None)
     if (
         kind is None
@@ -244,6 +250,7 @@ def _take(
         return
     source = archive.extractfile(member)
     data = source.read() if source is not None else b""
+    # Code is imported only with an intact checksum.
     if not _checked(kind, data):
         done.refused += 1
         return

@@ -83,6 +83,7 @@ class CacheRequest:
             path_below.stat()
             for path_below in (path, *inside, *(path.parent / n for n in weight_files))
         ]
+        # ctime as well, because mtime can be set back by tools that preserve times.
         return all(max(s.st_mtime_ns, s.st_ctime_ns) <= self.made_at for s in states)
 
 
@@ -93,8 +94,10 @@ def request(model: object, options: CompileOptions) -> CacheRequest | None:
     """
     context = PassContext.current()
     is_measured = context.config.get(ENGINE) or context.config.get(COSTS)
+    # A hit would skip what the user wants to observe, and an extended compiler has no digest.
     if context.instruments or environment.dump() or is_measured or is_extended():
         return None
+    # Taken before the files are read: a change afterwards makes the request stale.
     made_at = time.time_ns()
     try:
         importer, model_digest = _model(model)
@@ -157,6 +160,7 @@ def _machine() -> str | None:
             first = file.read(_CPUINFO_BYTES).partition(b"\n\n")[0].decode("ascii", "replace")
     except OSError:
         return None
+    # The clock frequency changes from read to read.
     facts = [line for line in first.splitlines() if not line.startswith("cpu MHz")]
     return f"{boot} {len(os.sched_getaffinity(0))} {facts}"
 
@@ -239,6 +243,7 @@ def _tree(size: int, leaf: Callable[[int], hashlib._Hash]) -> str:
     starts = range(0, size, _LEAF_BYTES)
     if len(starts) <= 1:
         return sha256(b"".join(leaf(at).digest() for at in starts)).hexdigest()
+    # hashlib releases the interpreter lock, so leaves are hashed in parallel.
     with futures.ThreadPoolExecutor(max(1, min(len(starts), os.cpu_count() or 1))) as pool:
         leaves = [leaf_hash.digest() for leaf_hash in pool.map(leaf, starts)]
     return sha256(b"".join(leaves)).hexdigest()
@@ -249,7 +254,7 @@ def _digest(content: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """Return a value as lists, numbers and strings. Raises TypeError for a value made of anything
+    """Convert a value to lists, numbers and strings. Raises TypeError for a value made of anything
     else.
     """
     if value is None or isinstance(value, (bool, int, float, str)):

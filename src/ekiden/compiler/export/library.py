@@ -220,7 +220,9 @@ def _write_archive(order: _ExportRequest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExportFormat:
-    """File format: its description, and the function that writes it."""
+    """Export format: its description, the function that writes it, and whether a C
+    compiler runs.
+    """
 
     what: str
     write: Callable[[_ExportRequest], None]
@@ -228,7 +230,7 @@ class ExportFormat:
     """Whether a C compiler makes it."""
 
     def check_compiler(self, path: PathName, cc: str | None, options: Sequence[str] = ()) -> None:
-        """Raises ExportError for a compiler, or options of one, that would not be run."""
+        """Raise ExportError for a compiler, or options of one, that would not be used."""
         if self.is_compiled or (cc is None and not options):
             return
         what = f"cc={cc!r}" if cc is not None else f"options={list(options)}"
@@ -236,7 +238,7 @@ class ExportFormat:
         raise ExportError(f"write '{path}': no C compiler makes {suffix or 'it'}, got {what}")
 
     def make(self, order: _ExportRequest) -> None:
-        """Write the file, asked for as it can be."""
+        """Write the export file, after checking the request."""
         self.check_compiler(order.target, order.cc, order.options)
         self.write(order)
 
@@ -274,8 +276,8 @@ def format_of(path: PathName) -> ExportFormat:
 def write_artifact(
     data: Bytes, path: PathName, *, cc: str | None = None, options: Sequence[str] = ()
 ) -> None:
-    """Write the bytes of an artifact, which need not run here, as what the suffix of `path` asks
-    for; see `export_library`. Raises ExportError for WebAssembly as anything but an artifact.
+    """Write the bytes of an artifact, which need not run on this machine, in the format of `path`'s
+    suffix; see `export_library`. Raises ExportError for WebAssembly as anything but an artifact.
     """
     order = _ExportRequest(_of_artifact(data), check_folder(path).absolute(), cc, options)
     _make(format_of(path), order)
@@ -357,6 +359,7 @@ def saved_module(module: runtime.Module) -> bytes:
     """Serialise a module and its transitive imports, each once, for `ek_module_from_bytes`. Raises
     ExportError for a kind that cannot be saved.
     """
+    # Numbered once each, because imports may form a diamond.
     numbers = {importer: at for at, importer in enumerate(_with_imports(module))}
     imports = [
         n
@@ -397,7 +400,9 @@ def _alone(module: runtime.Module) -> bytes:
 
 
 def _source(order: _ExportRequest, file: str | None) -> str:
-    """Return the C source with the functions of a program and its bytes, read from `file`."""
+    """Return the C source of a library that contains a program, whose bytes it reads from
+    `file`.
+    """
     content = order.content
     return library_source(len(content.data), content.names, content.externs, file, order.prefix)
 
@@ -426,6 +431,7 @@ def _compile(order: _ExportRequest, arguments: Sequence[str], is_program: bool =
         with named(f"export library '{order.target}': write to the folder", folder):
             Path(folder, _EMBEDDED_NAME).write_bytes(order.data)
             Path(folder, "library.c").write_text(_source(order, _EMBEDDED_NAME))
+        # In a folder of its own: the compiler's temporary files never appear beside the user's.
         compile_in(folder, [*command, *arguments], f"export library '{order.target}'")
         with open(Path(folder, "made"), "rb") as built:
             write_whole(order.target, partial(shutil.copyfileobj, built), is_program)
@@ -465,6 +471,7 @@ def compiler_for(what: str, architecture: str, cc: str | None = None) -> list[st
     for name in names:
         if shutil.which(name):
             return [name]
+    # Zig brings headers and libc for all supported architectures, so it can cross-compile.
     if importlib.util.find_spec("ziglang") is not None:
         target_options = ["-target", foreign] if is_foreign else []
         return [sys.executable, "-m", "ziglang", "cc", *target_options]

@@ -98,7 +98,7 @@ def library_source(
     file: str | None,
     prefix: str = "",
 ) -> str:
-    """Return the C that has the functions of a model.
+    """Return the C source that exports the functions of a model.
 
     Args:
         size: of its bytes.

@@ -59,15 +59,14 @@ def compile(
     alignment: int = POOL_ALIGNMENT_BYTES,
     constant_alignment: int = 4,
 ) -> MicroProgram:
-    """The program of a model of static shapes, for a target of kind "c": a microcontroller
-    ("c -mcpu=cortex-m7") or this machine. Choices and loops are C; recursion must be a loop.
+    """Compile a model of static shapes to a program for a target of kind "c": a microcontroller ("c
+    -mcpu=cortex-m7") or this machine. Choices and loops are C; recursion must be a loop.
 
     `shape` replaces the declared shapes of inputs by name, `name` is what names in C begin with.
     With `pools` the caller of the program gives these memories, the first preferred; else it has
     one of its own. `packed` adds `tvmgen_NAME_run` as a function of the open C ABI, over tensors.
     What lies in memories is aligned to `alignment` bytes, constants to `constant_alignment` at
-    least. Raises CompileError for what needs the runtime or has no bound, naming the model's
-    node.
+    least. Raises CompileError for what needs the runtime or has no bound, naming the model's node.
     """
     if packed and pools:
         raise CompileError("compile: a packed function has no parameters for memories")

@@ -89,8 +89,8 @@ def library_files(program: MicroProgram) -> dict[str, bytes]:
 
 
 def export_model_library_format(program: MicroProgram, file_name: PathName) -> PathName:
-    """Write a program in Model Library Format; gives the path. Raises ExportError where the folder
-    does not exist. TVM: `tvm.micro.export_model_library_format`.
+    """Write a program in Model Library Format and return the path. Raises ExportError where the
+    folder does not exist. TVM: `tvm.micro.export_model_library_format`.
     """
     files = library_files(program)
 

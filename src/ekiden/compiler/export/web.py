@@ -159,7 +159,9 @@ def _kept(command: Sequence[str], sources: Sequence[Path]) -> Path | None:
 
 
 def _growable(module: bytes) -> bytes:
-    """Return a module whose table may grow: linkers bound it by the module's own functions."""
+    """Remove the size limit of a module's function table: linkers set it to the module's own
+    functions, and models add theirs.
+    """
     sections = [wasm.WASM_MAGIC]
     for number, content in wasm.sections(module):
         if number == TABLE_SECTION and content.startswith(BOUNDED_TABLE_TYPE):

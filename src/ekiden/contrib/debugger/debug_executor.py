@@ -191,7 +191,9 @@ class GraphModuleDebug(GraphModule):
             super().run()
 
     def _node(self, node: str | int) -> int:
-        """Return the number of a node. Raises InputError, or AttributeError for an unknown name."""
+        """Return the index of a node, given by index or name. Raises InputError, or AttributeError
+        for an unknown name.
+        """
         if isinstance(node, int):
             if not 0 <= node < len(self.graph.nodes):
                 raise InputError(
@@ -220,8 +222,9 @@ class GraphModuleDebug(GraphModule):
         pause_ms: int,
         pauses: int,
     ) -> BenchmarkResult:
-        """Time a node's kernel on its tensors."""
+        """Time the kernel of a node on the tensors of the last run."""
         node = self.graph.nodes[number]
+        # Parameters and views run no kernel, so their time is 0.
         if node.function in ("", RESHAPE_FUNCTION, COPY_FUNCTION):
             return BenchmarkResult((0.0,) * repeat)
         self._ensure_run()
@@ -236,7 +239,7 @@ class GraphModuleDebug(GraphModule):
 def _call(
     number: int, node: GraphNode, inputs: Sequence[GraphOutput], start: int, duration: int
 ) -> KernelCall:
-    """Return the profile entry of a node; times in nanoseconds."""
+    """Return the profile record of a node's kernel call, with times in nanoseconds."""
     arguments = tuple(CallArgument(o.dtype, o.shape, o.nbytes) for o in (*inputs, *node.outputs))
     nbytes = sum(argument.nbytes for argument in arguments)
     return KernelCall(

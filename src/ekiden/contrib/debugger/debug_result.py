@@ -27,7 +27,7 @@ COLUMN_NAMES = (
 
 
 class DebugResult:
-    """The times and outputs of a graph's nodes. The graph itself is written to the folder
+    """Times and output tensors of a graph's nodes. The graph itself is written to the folder
     immediately.
     """
 
@@ -80,6 +80,7 @@ class DebugResult:
         start = 0.0
         for node, seconds in zip(self.graph.nodes, self._means(), strict=True):
             common = {"tid": 1, "pid": 1, "name": node.name}
+            # Chrome's trace event format: "B" and "E" pairs with timestamps in microseconds.
             events.append({"ts": start * 1e6, "ph": "B", **common})
             start += seconds
             events.append({"ts": start * 1e6, "ph": "E", **common})
@@ -87,7 +88,7 @@ class DebugResult:
         write_text(self.folder / TRACE_FILE, json.dumps(trace))
 
     def _means(self) -> list[float]:
-        """Return the mean seconds of each node."""
+        """Return the mean duration of each node in seconds."""
         return [sum(repeats) / len(repeats) for repeats in self.seconds]
 
     def get_debug_result(self, sort_by_time: bool = True) -> str:

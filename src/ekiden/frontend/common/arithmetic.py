@@ -1,5 +1,5 @@
-"""Values that are shapes: arithmetic on elements that are known at import, as numbers or as
-expressions of dimensions.
+"""Constant folding at import: element-wise rules on values that are known as numbers or as shape
+expressions.
 
 A rule takes the elements of a node's inputs (NumPy arrays, or object arrays of PrimExpr) and gives
 those of its output, or None to leave the node to its converter.
@@ -45,21 +45,21 @@ Scalar = Callable[..., object]
 
 
 def plain(rule: Rule) -> Callable[[object, Sequence[Array]], Array | None]:
-    """Return the rule of a node of one that asks nothing of it."""
+    """Adapt a rule on arrays to the signature of converters: (node, inputs) -> elements."""
     return lambda node, inputs: rule(inputs)
 
 
 def evaluated(
     inputs: Sequence[Value | None], rule: Rule, dtype: str, is_view: bool = False
 ) -> Value | None:
-    """Return the known output, of dtype `dtype`, of a rule whose inputs are all known; None for one
-    that must be computed at run time.
+    """Evaluate a rule whose inputs are all known; return None where one is computed at run time.
 
     A view is cheap for any size: no elements are copied.
     """
     present = [v for v in inputs if v is not None]
     if not present or not all(v.is_known for v in present):
         return None
+    # Views are exempt: they copy no elements, however large the tensor is.
     if not is_view and sum(v.elements.size for v in present) > SMALL:
         return None
     elements = rule([v.elements for v in present])
@@ -67,7 +67,7 @@ def evaluated(
 
 
 def followed(scope: Scope, inputs: Sequence[Value | None], rule: Rule, result: Value) -> Value:
-    """Return the output of a node computed from data, annotated with what is known of its elements.
+    """Annotate the output of a node computed from data with the elements that its rule proves.
 
     Where all elements are known, the result is a known value.
     """
@@ -84,6 +84,7 @@ def followed(scope: Scope, inputs: Sequence[Value | None], rule: Rule, result: V
         elements = rule(known_inputs)
     except Unsupported:
         return result
+    # Numbers alone would mean that the result is constant, which constant folding finds by itself.
     if elements is None or elements.dtype != np.object_:
         return result
     tidy = np.asarray(np.frompyfunc(simplify, 1, 1)(elements), object)
@@ -94,6 +95,9 @@ def followed(scope: Scope, inputs: Sequence[Value | None], rule: Rule, result: V
 
 
 def _is_followed(value: Value) -> bool:
+    """Return whether the elements of a value may be tracked: integers, or values known at
+    import.
+    """
     return not isinstance(value, NoTensor) and (is_int(value.type.dtype) or value.is_known)
 
 
@@ -102,6 +106,7 @@ def fold(scope: Scope, inputs: Sequence[Value | None], result: Result) -> Result
     anything else unchanged.
     """
     present = [v for v in inputs if v is not None]
+    # Symbols are not folded here: the interpreter evaluates arrays alone.
     if not present or any(v.array is None for v in present):
         return result
     size = sum(v.elements.size for v in present)
@@ -118,7 +123,9 @@ def fold(scope: Scope, inputs: Sequence[Value | None], result: Result) -> Result
 
 
 def _fold_one(scope: Scope, result: Expr, size: int) -> Expr | Value:
-    """Evaluate one expression; `size` is the number of elements of its inputs."""
+    """Evaluate one expression with the interpreter; `size` is the number of elements of
+    its inputs.
+    """
     shape = getattr(scope.type_of(result), "shape", None)
     if shape is None or not all(map(prim.is_const, shape)) or free_vars(result):
         return result
@@ -130,11 +137,14 @@ def _fold_one(scope: Scope, result: Expr, size: int) -> Expr | Value:
 
 
 def _is_stateful(root: Expr) -> bool:
+    """Return whether an expression calls a stateful operator, such as a random number generator."""
     return any(isinstance(e, Op) and e.definition.stateful for e in post_order(root))
 
 
 def shape_of(shape: Sequence[PrimExpr], dtype: str = "int64") -> Value | None:
-    """Return a shape as a known value; None if one of its dimensions is unknown."""
+    """Return a shape as an integer vector known at import; None if one of its dimensions is
+    unknown.
+    """
     if any(isinstance(d, prim.AnyDim) for d in shape):
         return None
     return known(np.array(shape, object), dtype)
@@ -144,13 +154,13 @@ def shape_of(shape: Sequence[PrimExpr], dtype: str = "int64") -> Value | None:
 
 
 def elementwise(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
-    """Build a rule: `numeric` on arrays of numbers, `symbolic` on each element where some are
-    expressions.
+    """Build a rule that applies `numeric` to arrays of numbers and `symbolic` to each element
+    otherwise.
     """
 
     def rule(inputs: Sequence[Array]) -> Array | None:
-        """NumPy's result where all is known, with its rounding and overflow; else one expression
-        for each element.
+        """Evaluate in NumPy where all inputs are numbers, with its rounding and overflow; else
+        element by element.
         """
         if all(i.dtype != np.object_ for i in inputs):
             with np.errstate(all="ignore"):
@@ -162,7 +172,7 @@ def elementwise(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
 
 
 def folded(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
-    """Build a rule like `elementwise`, left-folded over any number of inputs."""
+    """Build a rule that folds a binary rule from the left over any number of inputs."""
     pair = elementwise(numeric, symbolic)
 
     def rule(inputs: Sequence[Array]) -> Array | None:
@@ -176,8 +186,7 @@ def folded(numeric: Callable[..., Array], symbolic: Scalar) -> Rule:
 
 
 def arange(inputs: Sequence[Array]) -> Array | None:
-    """Return the numbers of a range, (start, limit, step), as a rule; None for many, which are not
-    allocated before their size is known."""
+    """Evaluate a range (start, limit, step); return None above MAX_FOLDED_ELEMENTS elements."""
     if any(i.dtype == np.object_ for i in inputs):
         return None
     start, limit, step = (i.item() for i in inputs)
@@ -187,7 +196,9 @@ def arange(inputs: Sequence[Array]) -> Array | None:
 
 
 def lift(values: Array) -> Array:
-    """Return numbers as expressions; integers of any width become int64."""
+    """Convert numbers to expressions: an object array of immediates, integers of any width as
+    int64.
+    """
     if values.dtype == np.object_:
         return values
     dtype = (
@@ -204,6 +215,9 @@ def lift(values: Array) -> Array:
 
 
 def _numeric_divide(a: Array, b: Array) -> Array:
+    """Divide arrays as C does: integers truncate towards 0, and a division by 0 yields the
+    dividend.
+    """
     if a.dtype.kind not in "iu":
         return np.asarray(np.divide(a, b, dtype=a.dtype))
     x, y = a.astype(np.int64), b.astype(np.int64)
@@ -213,8 +227,8 @@ def _numeric_divide(a: Array, b: Array) -> Array:
 
 
 def _symbolic_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Return C's division: by floor division where the signs of both sides are known, which
-    simplifies further.
+    """Divide expressions as C does, by floor division where both signs are known, which simplifies
+    further.
     """
     if is_int(a.dtype) and is_not_negative(b):
         if is_not_negative(a):
@@ -225,7 +239,7 @@ def _symbolic_divide(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def truncated_remainder(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    """Return C's remainder, which has the sign of what is divided."""
+    """Return C's remainder of expressions, whose sign is that of the dividend."""
     if is_not_negative(b):
         if is_not_negative(a):
             return a % b
@@ -240,8 +254,10 @@ def is_not_negative(value: PrimExpr) -> bool:
 
 
 def _compare(kind: type[prim.BinaryExpr]) -> Scalar:
+    """Return the rule of a comparison of two expressions."""
+
     def rule(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        """Build a condition on symbols, decided where it or its opposite can be proved for all
+        """Build a condition on symbols; fold it where it or its negation can be proved for all
         sizes.
 
         Conditions on floats are never decided: they may be NaN.
@@ -252,6 +268,8 @@ def _compare(kind: type[prim.BinaryExpr]) -> Scalar:
         # floats.
         if is_float(a.dtype) or prim.is_const(condition):
             return condition
+        # A comparison that holds for all sizes is a constant, so that both branches of an If need
+        # not be imported.
         if analyzer.can_prove(condition):
             return prim.const(True)
         opposite = prim.binary(_OPPOSITE[kind], a, b)
@@ -274,21 +292,23 @@ def select(condition: PrimExpr, x: PrimExpr, y: PrimExpr) -> PrimExpr:
 
 
 def _not(value: PrimExpr) -> PrimExpr:
+    """Negate a condition, folding constants."""
     if prim.is_const(value):
         return prim.const(prim.is_const(value, 0))
     return prim.Not(value)
 
 
 def _intrinsic(name: str) -> Scalar:
+    """Return the rule of a unary intrinsic such as "floor"."""
     return lambda x: call_intrin(name, x)
 
 
 def cast(dtype: str) -> Rule:
-    """Return the rule of a conversion to a dtype."""
+    """Return the rule of a cast to a dtype."""
 
     def rule(inputs: Sequence[Array]) -> Array | None:
-        """Convert numbers as NumPy does, truncating, and each symbol by a cast; return None for
-        other dtypes.
+        """Cast numbers as NumPy does, truncating, and symbols by a Cast node; return None for other
+        dtypes.
         """
         (values,) = inputs
         if values.dtype != np.object_:
@@ -302,8 +322,8 @@ def cast(dtype: str) -> Rule:
 
 
 def _converted(value: PrimExpr, dtype: str) -> PrimExpr:
-    """Cast a symbolic element to a dtype; floats computed from dimensions become exact integer
-    expressions.
+    """Cast one symbolic element; a float computed from dimensions becomes an exact integer
+    expression.
     """
     if is_int(dtype) and is_float(value.dtype):
         integer = truncated(value)
@@ -313,14 +333,14 @@ def _converted(value: PrimExpr, dtype: str) -> PrimExpr:
 
 
 def concatenated(inputs: Sequence[Array], axis: int) -> Array:
-    """Concatenate arrays, some of which may hold expressions."""
+    """Concatenate arrays along an axis; numbers become expressions where another array has some."""
     if any(i.dtype == np.object_ for i in inputs):
         inputs = [lift(i) for i in inputs]
     return np.concatenate(inputs, axis=axis)
 
 
 def reduced(data: Array, function: Scalar) -> PrimExpr:
-    """Reduce the elements of a non-empty vector to one, from the left."""
+    """Fold the elements of a non-empty vector into one expression, from the left."""
     total, *remaining = lift(data)
     for element in remaining:
         total = function(total, element)

@@ -15,13 +15,14 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def fail(reason: str) -> Expr:
-    """Return an expression of any type that ends the run with an error stating the reason."""
+    """Emit an expression of any type that ends the run with an error stating the reason."""
+    # A match without clauses has any type (bottom), so that it can stand in either branch of an If.
     return Match(Tuple(()), (), complete=False, span=Span(reason))
 
 
 @dataclass(frozen=True, slots=True)
 class _Requirement:
-    """Run-time check: a condition, and the error message where it does not hold."""
+    """Run-time check: a bool condition, and the error message where it does not hold."""
 
     condition: Expr
     text: str
@@ -29,7 +30,7 @@ class _Requirement:
 
 
 class Block:
-    """Ordered bindings and run-time checks of one scope."""
+    """Ordered let-bindings and run-time checks of one scope of an import."""
 
     def __init__(self) -> None:
         self.symbols: set[SizeVar] = set()
@@ -49,8 +50,8 @@ class Block:
         self._items.append((var, value))
 
     def is_new(self, condition: str) -> bool:
-        """Return whether a condition, by its text, was not required before, and mark it as
-        required.
+        """Mark a condition, identified by its text, as required; return whether it was not
+        before.
         """
         is_new = condition not in self._required
         self._required.add(condition)
@@ -61,7 +62,9 @@ class Block:
         self._items.append(_Requirement(condition, text, span))
 
     def close(self, result: Expr) -> Expr:
-        """Wrap the result in all bindings and checks, the first outermost."""
+        """Wrap a result in all bindings and checks; the first becomes the outermost."""
+        # Built from the innermost outwards, so that each check precedes the bindings that rely on
+        # it.
         for item in reversed(self._items):
             if isinstance(item, _Requirement):
                 stop = fail(item.text)

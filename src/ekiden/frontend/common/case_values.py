@@ -1,5 +1,5 @@
-"""The values of a graph by name; behind a value of several ranks each case has its own of them (see
-ekiden.frontend.common.cases).
+"""Symbol table of a graph: values by name, with one entry per case behind a value of several ranks
+(see ekiden.frontend.common.cases).
 
 The walk of a frontend imports a node that reads such a value by `import_in_cases`, says behind each
 node which names are still live, and at the end which are outputs.
@@ -40,7 +40,7 @@ class CaseValues:
         return value if self._cases is None else self._cases.value(name, value)
 
     def get(self, name: str) -> Value | None:
-        """Return what a name stands for, in the current case; None where it stands for nothing."""
+        """Return the value bound to a name in the current case; None where there is none."""
         return self[name] if name in self._values else None
 
     def is_there(self, name: str) -> bool:
@@ -63,7 +63,9 @@ class CaseValues:
         self._values[name] = value
 
     def of_ranks(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names whose values have one of several ranks in the current case."""
+        """Return the names among these whose values have one of several ranks in the
+        current case.
+        """
         return [
             name for name in names
             if name in self.ranked and isinstance(self[name], (Member, PerCase))
@@ -76,8 +78,8 @@ class CaseValues:
         live: Callable[[], Sequence[str]],
         convert: Callable[[], None],
     ) -> bool:
-        """Import the node `label`, which reads these names, in each case that they depend on.
-        Return whether it could be in one: the others end the run there. Where it could in none, the
+        """Import the node `label` once in each case that the values it reads depend on. Return
+        whether it could be in one: the others end the run there. Where it could in none, the
         node is reported, or its error raised.
 
         live: the names of several ranks that this node and later ones read.
@@ -107,6 +109,7 @@ class CaseValues:
         if failures and not cases.at.leaves():
             first = failures[0].error
             if isinstance(first, UnsupportedError):
+                # The same problem is reported once, not once per case.
                 problems[before:] = dict.fromkeys(problems[before:])
                 return False
             assert first is not None
@@ -121,13 +124,16 @@ class CaseValues:
         return True
 
     def _split(self, names: Sequence[str], live: Callable[[], Sequence[str]]) -> list[Case]:
-        """Return the cases of a node that reads these names. Where they are too many, cases whose
-        values have the same ranks are made one before. Raises Unsupported where that does not do.
+        """Split the cases until each input of a node has one rank; return the resulting cases.
+        Where they are too many, cases whose values have the same ranks are made one before.
+        Raises Unsupported where that does not do.
         """
         assert self._cases is not None
         try:
             return self._cases.split_members(names, self._values)
         except Unsupported:
+            # Only outermost cases can be merged and split anew: inner ones still have nodes to
+            # import.
             if self._cases.at is not self._cases.root or not self._cases.root.inner:
                 raise
             needed = live()
@@ -138,19 +144,18 @@ class CaseValues:
         return self._cases.split_members(names, self._values)
 
     def _end(self, live: Sequence[str]) -> None:
-        """End the cases; of the values under these names, those of several ranks are members of one
-        sum then."""
+        """Merge all cases; live values of several ranks become members of one sum."""
         assert self._cases is not None
         cases, self._cases = self._cases, None
         self.ranked.clear()
         self.put(cases.end(live, self._values))
 
     def _have_failed(self) -> bool:
-        """Return whether there are cases and a node could be imported in none of them."""
+        """Return whether a node could be imported in no case."""
         return self._cases is not None and not self._cases.root.leaves()
 
     def try_end(self, live: Callable[[], Sequence[str]]) -> None:
-        """End the cases, if there are any, where all values that are read later have one rank."""
+        """Merge the cases where all values that are read later have one rank."""
         if self._cases is None or self._cases.at is not self._cases.root or self._have_failed():
             return
         # Cases end as early as possible: each node within them is imported once per case.
@@ -159,8 +164,8 @@ class CaseValues:
             self._end(needed)
 
     def finish(self, names: Sequence[str]) -> None:
-        """End the cases; those of the outputs `names` that have several ranks are members of one
-        sum then. Raises Unsupported for too many combinations, and, without words, where no case is
+        """Merge the cases at the end of the graph; outputs of several ranks become members of one
+        sum. Raises Unsupported for too many combinations, and, without words, where no case is
         left: that has been noted.
         """
         if self._have_failed():

@@ -67,7 +67,7 @@ class Case:
         self.error: Exception | None = None
 
     def path(self) -> list[Case]:
-        """Return the cases from the outermost one to this, without the root."""
+        """Return the enclosing cases from the outermost one to this, without the root."""
         ancestors: list[Case] = []
         at: Case | None = self
         while at is not None and at.around is not None:
@@ -76,7 +76,7 @@ class Case:
         return ancestors[::-1]
 
     def leaves(self) -> list[Case]:
-        """Return, in order, the unsplit cases nested in this one, without those that fail."""
+        """Return, in order, the unsplit cases below this one, without those that fail."""
         unsplit, waiting = [], [self]
         while waiting:
             case = waiting.pop()
@@ -86,7 +86,7 @@ class Case:
         return unsplit
 
     def failure(self) -> Exception | None:
-        """Return the first error where this case, or every case nested in it, fails; else None."""
+        """Return the first error if this case, or every case nested in it, fails; else None."""
         waiting, first_error = [self], None
         while waiting:
             case = waiting.pop()
@@ -98,7 +98,7 @@ class Case:
 
 
 class Cases:
-    """Tree of the cases of a graph; it begins with the root alone."""
+    """Tree of the cases of a graph, which begins as the root alone."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
@@ -117,8 +117,7 @@ class Cases:
             self.at = before
 
     def value(self, name: str, value: Value) -> Value:
-        """Return what a name of the graph stands for in the current case; `value` is what the graph
-        has under it, which is the answer where it does not depend on the case, or not yet."""
+        """Look up a name of the graph in the current case and its enclosing ones."""
         for case in reversed(self.at.path()):
             if isinstance(value, PerCase) and name in case.values:
                 value = case.values[name]
@@ -136,11 +135,14 @@ class Cases:
         Raises Unsupported where that would make too many.
         """
         old = self.at.leaves()
+        # Cases multiply with each independent sum, and each is imported by itself: bound the
+        # product.
         if len(self.root.leaves()) + len(old) * (len(sum_value.kinds) - 1) > MAX_CASES:
             raise Unsupported(f"more than {MAX_CASES} combinations of ranks would be told apart")
         return [case for leaf in old for case in self._split(leaf, sum_value)]
 
     def _split(self, leaf: Case, sum_value: SumValue) -> list[Case]:
+        """Split one unsplit case by the alternatives of a sum, and bind the fields of each."""
         leaf.whole = sum_value
         for number, kinds in enumerate(sum_value.kinds):
             var = held_var(kinds, self.scope.span)
@@ -170,8 +172,8 @@ class Cases:
     # The end.
 
     def _kinds(self, leaf: Case, names: Sequence[str], values: dict[str, Value]) -> list[Kinds]:
-        """Return the combinations of types that a case's values may have, as seen from outside all
-        cases.
+        """Return the combinations of types that the values of one case may have, as seen from
+        outside all cases.
         """
         with self.inside(leaf):
             alternatives = alternatives_of(self.scope, self._values(names, values))
@@ -187,6 +189,7 @@ class Cases:
         are members of several sums."""
         current_values = [self.value(n, values[n]) for n in names]
         if len({id(v.whole) for v in current_values if isinstance(v, Member)}) > 1:
+            # Values of two independent sums would need the product of their alternatives.
             raise Unsupported(f"more than {MAX_CASES} combinations of ranks would be told apart")
         return current_values
 
@@ -224,15 +227,16 @@ class Cases:
     def _alternatives(
         self, names: Sequence[str], values: dict[str, Value]
     ) -> tuple[list[Kinds], list[list[int | None]]]:
-        """Return the combinations of types that values have in all cases, and the numbers of those
-        that each case has."""
+        """Return the combinations of types over all cases, and for each case the numbers of its
+        own.
+        """
         every = [self._kinds(leaf, names, values) for leaf in self.root.leaves()]
         alternatives, flat = first_merged([kinds for own in every for kinds in own])
         numbers = iter(flat)
         return alternatives, [[next(numbers) for _ in own] for own in every]
 
     def end(self, names: Sequence[str], values: dict[str, Value]) -> dict[str, Value]:
-        """Return the values under these names behind all cases: plain ones, or members of a sum."""
+        """Return the values under these names after all cases: plain ones, or members of a sum."""
         scope, leaves = self.scope, self.root.leaves()
         same = {n: v for n in names if (v := self._same(n, values, leaves)) is not None}
         open_names = [n for n in names if n not in same]
@@ -292,7 +296,7 @@ class Cases:
             return result if case is self.root else scope.close(result)
 
     def _same(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> Value | None:
-        """Return a value that is one and the same in all cases, if it is."""
+        """Return the value of a name where all cases agree on it; else None."""
         case_values: list[Value] = []
         for leaf in leaves:
             with self.inside(leaf):
@@ -304,11 +308,13 @@ class Cases:
             return None
         inner = {s for leaf in leaves for case in leaf.path() for s in case.block.symbols}
         symbols = [e for v in case_values if v.symbols is not None for e in v.symbols.ravel()]
+        # A symbol that a case binds is not in scope behind the match.
         if inner.intersection(free_vars(*symbols)):
             return None
         return first if all(_are_equal(first, v) for v in case_values[1:]) else None
 
     def _is_text(self, name: str, values: dict[str, Value], leaves: Sequence[Case]) -> bool:
+        """Return whether a name is bound to strings."""
         with self.inside(leaves[0]):
             return isinstance(self.value(name, values[name]), TextValue)
 
@@ -328,7 +334,7 @@ def _are_equal(a: Value, b: Value) -> bool:
 def _results(
     scope: Scope, result: Expr, alternatives: Sequence[Kinds], names: Sequence[str]
 ) -> dict[str, Value]:
-    """Return the values of a tuple, or of a sum of tuples, under their names."""
+    """Return the fields of a tuple, or of a sum of tuples, under their names."""
     if len(alternatives) == 1:
         return dict(zip(names, scope.fields(result, names), strict=True))
     return dict(
@@ -337,18 +343,19 @@ def _results(
 
 
 def _as_text(scope: Scope, value: Value) -> Value:
+    """Return a byte tensor as a string tensor; members of sums are returned unchanged."""
     return value if isinstance(value, Member) else TextValue(scope.expr(value), value.type)
 
 
 def whole_of(values: Sequence[Value]) -> SumValue | None:
-    """Return the sum that some of these values are members of: one, as graphs give them."""
+    """Return the sum that some of these values are members of; None without one."""
     return next((v.whole for v in values if isinstance(v, Member)), None)
 
 
 def alternatives_of(
     scope: Scope, values: Sequence[Value], block: Block | None = None
 ) -> list[Kinds]:
-    """Return the combinations of types that values may have, as they are seen around a block."""
+    """Return the combinations of types that values may have, as seen from outside a block."""
     sum_value = whole_of(values)
     if sum_value is None:
         return [tuple(scope.outside(v.kind, block) for v in values)]
@@ -368,7 +375,7 @@ def injected(
     numbers: Sequence[int | None],
     reason: str = "",
 ) -> Expr:
-    """Return values injected into a sum of these alternatives.
+    """Emit the injection of values into a sum with these alternatives.
 
     For each combination of types that the values may have, `numbers` gives the alternative, or None
     where the run ends with this reason.
@@ -380,6 +387,7 @@ def injected(
         raise Unsupported("strings whose rank depends on data are not supported")
     sum_value = whole_of(values)
     arms: list[tuple[Var, Expr]] = []
+    # Without a sum among the values there is one alternative and one arm; no match is needed.
     for own, number in enumerate(numbers):
         held = held_var(() if sum_value is None else sum_value.kinds[own], scope.span)
         if number is None:
@@ -401,7 +409,7 @@ def injected(
 
 
 def members(scope: Scope, union: SumValue) -> list[Value]:
-    """Return the values of a sum: those of one type in all alternatives as plain ones."""
+    """Return the fields of a sum; a field of one type in all alternatives becomes a plain value."""
     fields: list[Value] = []
     for index in range(len(union.kinds[0])):
         kinds, _ = merged([(k[index],) for k in union.kinds])
@@ -413,7 +421,7 @@ def members(scope: Scope, union: SumValue) -> list[Value]:
 
 
 def _member(scope: Scope, union: SumValue, index: int, kind: Type) -> Expr:
-    """Return a member that has one type in all alternatives."""
+    """Project a field that has one type in all alternatives out of a sum."""
     assert union.expr is not None
     held = [held_var(k, scope.span) for k in union.kinds]
     arms = [(var, scope.relaxed(TupleGetItem(var, index), kind)) for var in held]
@@ -421,7 +429,9 @@ def _member(scope: Scope, union: SumValue, index: int, kind: Type) -> Expr:
 
 
 def leaving(scope: Scope, value: Value) -> Value:
-    """Return an output of a program; one of several ranks as a sum of tensors, of its own."""
+    """Return a value as an output of the program; one of several ranks becomes a sum of tensors of
+    its own.
+    """
     if not isinstance(value, Member):
         return value
     sum_value, index = value.whole, value.index

@@ -1,5 +1,5 @@
-"""What one step of a recurrent layer computes, and steps one after another: for cells that the
-operators of whole layers (nn.recurrent) have not, such as projections, normalisation and float64.
+"""Cells of recurrent layers and their scan over time, for variants that nn.lstm, nn.gru and nn.rnn
+lack: projections, layer normalization, peepholes.
 
     lstm   i, f, o = sigmoid(its gate),  g = a(its gate)
            c' = f c + i g, bounded,  h' = o a(c');  i is 1 - f where it has no gate
@@ -32,9 +32,7 @@ Step = Callable[[Sequence[Expr], Sequence[Expr]], list[Expr]]
 
 @dataclass(frozen=True, slots=True)
 class LstmStep:
-    """Step of an LSTM: its gates, the new cell state, and the activated cell that the output gate
-    scales.
-    """
+    """Result of one LSTM step: gate activations, the new cell state, and its activation."""
 
     take: Expr
     keep: Expr
@@ -50,7 +48,7 @@ class LstmStep:
 
 
 def gate(total: Expr, peephole: Expr | None = None) -> Gate:
-    """Return a gate on the sum `total`, which also reads the cell state through a peephole weight
+    """Return an LSTM gate of the pre-activation `total`, with a peephole weight on the cell state
     if there is one.
     """
     if peephole is None:
@@ -64,7 +62,7 @@ def lstm(
     activation: Callable[[Expr], Expr] = op.tanh,
     bound: float = 0.0,
 ) -> LstmStep:
-    """Compute one LSTM step from `cell`.
+    """Compute one LSTM step from the gates and the previous cell state.
 
     Args:
         gates: pre-activations of i, f, g, o; i may be None (then i = 1 - f). The output gate o
@@ -77,6 +75,7 @@ def lstm(
     input_gate, forget_gate, candidate_gate, output_gate = gates
     assert forget_gate is not None and candidate_gate is not None and output_gate is not None
     keep = op.sigmoid(forget_gate(cell))
+    # CIFG (coupled input and forget gate): i = 1 - f.
     take = op.subtract(const(1.0), keep) if input_gate is None else op.sigmoid(input_gate(cell))
     new = activation(candidate_gate(cell))
     new_cell = bounded(op.add(op.multiply(keep, cell), op.multiply(take, new)), bound)
@@ -93,8 +92,8 @@ _LAYERS: Mapping[str, Callable[..., Expr]] = {
 def recurrent_layer(
     kind: str, data: Expr, weights: Sequence[Expr | None], **options: Any,  # noqa: ANN401
 ) -> list[Expr]:  # fmt: skip
-    """Return a layer in one direction by its operator: the hidden states of all steps, then each
-    state behind the last.
+    """Emit one direction of a layer by its operator; return the hidden states of all steps, then
+    each final state.
 
     Args:
         kind: "lstm", "gru" or "rnn".
@@ -108,9 +107,12 @@ def recurrent_layer(
 
 
 def gru(data: Sequence[Expr], state: Sequence[Expr], hidden: Expr) -> Expr:
-    """Compute the next hidden state of a GRU from the products of data and state for r, z and n."""
+    """Compute the next hidden state of a GRU from the products of data and state for the gates r, z
+    and n.
+    """
     reset, keep = (op.sigmoid(op.add(data[i], state[i])) for i in (0, 1))
     new = op.tanh(op.add(data[2], op.multiply(reset, state[2])))
+    # n + z (h - n) is (1 - z) n + z h with one multiplication less.
     return op.add(new, op.multiply(keep, op.subtract(hidden, new)))
 
 
@@ -121,7 +123,7 @@ def projected(hidden: Expr, weight: Expr, bias: Expr | None = None, bound: float
 
 
 def normalised(x: Expr) -> Expr:
-    """Normalise the last axis to mean 0 and variance 1."""
+    """Normalize the last axis to mean 0 and variance 1 (epsilon 1e-8)."""
     mean = op.mean(x, axis=[-1], keepdims=True)
     centred = op.subtract(x, mean)
     variance = op.mean(op.multiply(centred, centred), axis=[-1], keepdims=True)
@@ -136,9 +138,12 @@ def bounded(x: Expr, limit: float) -> Expr:
 def scanned(
     node: Node, data: Sequence[Expr], start: Sequence[Value], step: Step, backwards: bool = False
 ) -> tuple[Expr, list[Value]]:
-    """Run all steps over data [steps, ..]; return the outputs [steps, ..] and the final states."""
+    """Run a step function over data [steps, ...]; return the outputs [steps, ...] and the final
+    states.
+    """
     scope = node.scope
     extent = node.typed(data[0]).shape[0]
+    # One step, as in token-by-token inference, needs no loop.
     if known(extent) == 1:
         rows = [op.squeeze(d, axis=[0]) for d in data]
         next_states = [node.given(e) for e in step(rows, [scope.expr(s) for s in start])]

@@ -1,4 +1,4 @@
-"""Choices between graphs: If.
+"""Conditionals between subgraphs: If and Switch.
 
 A condition that is known takes its branch. Else both are imported, and the results are seen under
 what their types have in common, or, where they have nothing in common, as a sum of both types. A
@@ -31,7 +31,7 @@ Run = Callable[[], list[Value]]
 
 
 class _Branch:
-    """Branch of an If: its values and result expression, or the error with which its
+    """Imported branch of an If: its values and result expression, or the error with which its
     import failed.
     """
 
@@ -49,16 +49,16 @@ class _Branch:
             self.types = [self.scope.outside(v.kind) for v in self.values]
 
     def alternatives(self) -> list[Kinds]:
-        """Return the combinations of types that its values may have, seen from outside."""
+        """Return the combinations of types of its values, as seen from outside."""
         return alternatives_of(self.scope, self.values, self.block)
 
     def injected(self, alternatives: Sequence[Kinds], numbers: Sequence[int]) -> Expr:
-        """Return its results as a sum, one of the alternatives of these numbers."""
+        """Emit its results as a sum of these alternatives."""
         with self.scope.inside(self.block):
             return self.scope.close(injected(self.scope, self.values, alternatives, numbers))
 
     def expr(self, kinds: Sequence[Type]) -> Expr:
-        """Return the branch's results as a tuple under these types."""
+        """Emit the branch's results as a tuple of these types."""
         scope = self.scope
         with scope.inside(self.block):
             pairs = zip(self.values, kinds, strict=True)
@@ -67,14 +67,14 @@ class _Branch:
 
 
 def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[str]) -> list[Value]:
-    """Return the results of the first branch where a condition of one element holds, else of the
-    second.
+    """Emit an If over a one-element condition; return its results.
 
     `names` are those of the branches in messages.
 
     Raises:
         Unsupported: where the branches return different numbers of values.
     """
+    # A constant condition imports one branch alone; the other may be invalid for these shapes.
     if condition.array is not None and condition.array.size == 1:
         return runs[0 if condition.array.item() else 1]()
     sides = [_Branch(node.scope, run) for run in runs]
@@ -84,6 +84,8 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
     doomed = {n: str(s.error) for n, s in enumerate(sides) if s.error is not None}
     doomed |= node.scope.doomed()
     if doomed:
+        # A branch can be doomed by its own import or by a later node that read its result
+        # (Facts.doomed).
         if len(doomed) == len(sides):
             raise ImportModelError("; ".join(f"{names[n]}: {doomed[n]}" for n in doomed))
         (failing,) = doomed
@@ -110,8 +112,8 @@ def choose(node: Node, condition: Value, runs: Sequence[Run], names: Sequence[st
 def choose_at(
     node: Node, index: Value, runs: Sequence[Run], what: str = "branch", at: int = 0
 ) -> list[Value]:
-    """Return the results of the run of an index, a scalar, and of the last for any other; `what` is
-    the word for one of them in messages. Those before `at` are known not to be the one.
+    """Emit nested Ifs that select the branch numbered `index`; indices out of range select the last
+    one. Those before `at` are known not to be the one.
     """
     if at == len(runs) - 1:
         return runs[at]()
@@ -130,9 +132,7 @@ def _either(
     alternatives: Sequence[Kinds],
     numbers: Sequence[int],
 ) -> list[Value]:
-    """Return the results as members of a sum; `numbers` are the alternatives of each side, those of
-    the first one first.
-    """
+    """Emit an If whose branches differ in rank; its results are members of a sum."""
     scope = node.scope
     scope.use_sum(len(alternatives))
     count = len(sides[0].alternatives())
@@ -147,7 +147,7 @@ def _either(
 
 
 def _check_dtypes(node: Node, sides: Sequence[_Branch], names: Sequence[str]) -> None:
-    """Raise ImportModelError where a result has another dtype in each branch: no model may."""
+    """Raise ImportModelError where a result has a different dtype in each branch."""
     every = zip(_labels(node, sides[0].types), sides[0].types, sides[1].types, strict=True)
     for label, a, b in every:
         if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype != b.dtype:
@@ -171,9 +171,7 @@ def _only(
     runnable: int,
     reason: str,
 ) -> list[Value]:
-    """Return the results of the one branch that can run; the run ends where the other would be
-    taken.
-    """
+    """Emit an If of which one branch cannot be imported and fails at run time."""
     side = sides[runnable]
     stop = fail(f"{node.scope.span}: {names[1 - runnable]} is taken, but {reason}")
     test = as_scalar(node.scope, condition)
@@ -190,8 +188,8 @@ def _only(
 
 
 def _known(scope: Scope, condition: Value, a: Value, b: Value) -> Value | None:
-    """Return the result of both branches where they agree, or a choice between shape expressions;
-    else None.
+    """Return the result known at import: one that both branches agree on, or a Select of shape
+    expressions; else None.
     """
     if a is b:
         return a
@@ -199,6 +197,7 @@ def _known(scope: Scope, condition: Value, a: Value, b: Value) -> Value | None:
         return None
     if a.array is not None and b.array is not None and np.array_equal(a.array, b.array):
         return a
+    # A symbol bound inside a branch has no value outside of it.
     if condition.symbols is None or not scope.is_outside(a, b):
         return None
     x, y = lift(a.elements), lift(b.elements)

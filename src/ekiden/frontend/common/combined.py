@@ -1,4 +1,4 @@
-"""Reduction operators and their neutral elements, by the name of the binary operator."""
+"""Reduction operators and their identity elements, by the name of the binary operator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REDUCE: Mapping[str, tuple[Reduce, Callable[[Expr, Expr], Expr]]] = {
 
 
 def neutral(kind: str, dtype: str) -> float:
-    """Return the neutral element of a reduction for a dtype."""
+    """Return the identity element of a reduction for a dtype."""
     if kind in ("and", "or"):
         return kind == "and"
     if kind in ("add", "multiply"):
@@ -38,6 +38,6 @@ def neutral(kind: str, dtype: str) -> float:
 
 
 def is_neutral(value: Value, kind: str) -> bool:
-    """Return whether a value is known to be the neutral element of a reduction."""
+    """Return whether all elements of a value are known to be the identity of a reduction."""
     array = value.array
     return array is not None and bool(np.all(array == neutral(kind, value.type.dtype)))

@@ -20,7 +20,7 @@ class Complex:
 
 
 def multiplied(a: Parts, b: Parts) -> Parts:
-    """Return the product of two complex tensors."""
+    """Emit the product of two complex tensors: (p r - q s, p s + q r)."""
     (p, q), (r, s) = a, b
     return (
         op.subtract(op.multiply(p, r), op.multiply(q, s)),
@@ -29,7 +29,9 @@ def multiplied(a: Parts, b: Parts) -> Parts:
 
 
 def divided(a: Parts, b: Parts) -> Parts:
-    """Return the quotient of two complex tensors."""
+    """Emit the quotient of two complex tensors: the product with the conjugate over the squared
+    modulus.
+    """
     c, d = b
     size = op.add(op.multiply(c, c), op.multiply(d, d))
     real, imaginary = multiplied(a, (c, op.negative(d)))
@@ -37,7 +39,7 @@ def divided(a: Parts, b: Parts) -> Parts:
 
 
 def modulus(a: Expr, b: Expr) -> Expr:
-    """Return sqrt(a a + b b), scaled by the larger part so that the squares do not overflow."""
+    """Emit sqrt(a a + b b), scaled by the larger part so that the squares do not overflow."""
     large = op.maximum(op.abs(a), op.abs(b))
     # A scale of 1 avoids 0 / 0 where both parts are 0.
     scale = op.where(op.greater(large, op.zeros_like(large)), large, op.ones_like(large))
@@ -46,14 +48,15 @@ def modulus(a: Expr, b: Expr) -> Expr:
 
 
 def exponential(a: Expr, b: Expr) -> Parts:
-    """Return exp(a) (cos b + i sin b)."""
+    """Emit exp(a) (cos b + i sin b)."""
     size = op.exp(a)
     return op.multiply(size, op.cos(b)), op.multiply(size, op.sin(b))
 
 
 def powered(size: Expr, angle: Expr, exponent: float, dtype: str) -> Parts:
-    """Return a real power of numbers in polar form: r^p (cos p a + i sin p a)."""
+    """Emit a real power of a number in polar form: r^p (cos p a + i sin p a)."""
     turned = op.multiply(angle, const(exponent, dtype))
+    # sqrt is correctly rounded and one instruction; pow is neither.
     length = op.sqrt(size) if exponent == _HALF else op.power(size, const(exponent, dtype))
     return op.multiply(length, op.cos(turned)), op.multiply(length, op.sin(turned))
 
@@ -62,12 +65,12 @@ _HALF = 0.5
 
 
 def sine(a: Expr, b: Expr) -> Parts:
-    """Return sin a cosh b + i cos a sinh b."""
+    """Emit sin a cosh b + i cos a sinh b."""
     return op.multiply(op.sin(a), op.cosh(b)), op.multiply(op.cos(a), op.sinh(b))
 
 
 def cosine(a: Expr, b: Expr) -> Parts:
-    """Return cos a cosh b - i sin a sinh b."""
+    """Emit cos a cosh b - i sin a sinh b."""
     return (
         op.multiply(op.cos(a), op.cosh(b)),
         op.negative(op.multiply(op.sin(a), op.sinh(b))),
@@ -87,13 +90,13 @@ def hyperbolic_tangent(a: Expr, b: Expr) -> Parts:
 
 
 def tangent(a: Expr, b: Expr) -> Parts:
-    """Return tan z = -i tanh(i z)."""
+    """Emit tan z = -i tanh(i z)."""
     real, imaginary = hyperbolic_tangent(op.negative(b), a)
     return imaginary, op.negative(real)
 
 
 def logistic(a: Expr, b: Expr) -> Parts:
-    """Return 1 / (1 + exp(-z))."""
+    """Emit the sigmoid 1 / (1 + exp(-z))."""
     real, imaginary = exponential(op.negative(a), op.negative(b))
     one = op.ones_like(a)
     return divided((one, op.zeros_like(a)), (op.add(one, real), imaginary))

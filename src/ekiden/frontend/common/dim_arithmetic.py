@@ -1,4 +1,4 @@
-"""Run-time arithmetic on dimensions: Relay operators for the import's shape expressions."""
+"""Lowering of shape expressions to Relay operators that compute them at run time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ekiden.runtime.errors import ImportModelError
 
 @cache
 def _operators() -> Mapping[type[PrimExpr], Callable[[Expr, Expr], Expr]]:
-    """Return the operator of each kind of arithmetic on two expressions."""
+    """Return the Relay operator of each binary node of shape expressions."""
     return {
         prim.Add: op.add, prim.Sub: op.subtract, prim.Mul: op.multiply, prim.Div: op.divide,
         prim.FloorDiv: op.floor_divide, prim.FloorMod: op.floor_mod, prim.Min: op.minimum,
@@ -28,18 +28,19 @@ def _operators() -> Mapping[type[PrimExpr], Callable[[Expr, Expr], Expr]]:
 
 @cache
 def _functions() -> Mapping[str, Callable[[Expr], Expr]]:
-    """Return the operator of each function of one expression, by its name."""
+    """Return the Relay operator of each unary intrinsic, by name."""
     return {f.__name__: f for f in (op.floor, op.ceil, op.sqrt, op.round)}
 
 
 def dim_tensor(root: PrimExpr, size: Callable[[SizeVar], Expr]) -> Expr:
-    """Return an expression of dimensions as a scalar tensor; `size` gives that of a dimension.
-    Raises ImportModelError for what no operator computes.
+    """Lower a shape expression to a scalar tensor; `size` lowers a symbol. Raises ImportModelError
+    for what no operator computes.
 
     Depth of shape arithmetic is bounded by what `simplify` leaves, so this may recurse.
     """
 
     def inner(expr: PrimExpr) -> Expr:
+        """Lower an operand."""
         return dim_tensor(expr, size)
 
     match root:

@@ -1,5 +1,5 @@
-"""Facts about dimensions learnt from a failed or unfinished import attempt, used by the
-next one.
+"""Shape inference by restart: facts about dimensions that one import attempt learns and the next
+one uses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Place = tuple[str, str, int, int]
 
 class Learned(Exception):  # noqa: N818 - a restart, not an error
     """Signal that a node implies a fact about dimensions that earlier nodes should have known: the
-    import restarts with it.
+    import restarts.
     """
 
 
@@ -40,17 +40,19 @@ class Facts:
         self._of_data: dict[Place, str] = {}
 
     def name_at(self, location: Place) -> str:
-        """Return the name of a dimension that is data: the same in each attempt."""
+        """Return the name of a data-dependent dimension; a location has the same name in each
+        attempt.
+        """
         return self._of_data.setdefault(location, f"dim{len(self._of_data) + 1}")
 
     def first(self, name: str) -> str:
-        """Return the name that stands for all that are one dimension with this one."""
+        """Return the representative of the dimensions that are equal to this one (union-find)."""
         while name in self.same:
             name = self.same[name]
         return name
 
     def unite(self, pairs: Sequence[tuple[str, str]]) -> None:
-        """Note that the names of each pair are one dimension. Raises Learned where that is new."""
+        """Record that the dimensions of each pair are equal; restart if that is new."""
         is_new = False
         for name, second_name in pairs:
             representative, merged = self.first(name), self.first(second_name)
@@ -61,12 +63,12 @@ class Facts:
             raise Learned
 
     def settle(self, name: str, number: int) -> NoReturn:
-        """Record that a dimension can only be that number. Raises Learned."""
+        """Record that a dimension has one possible extent, and restart."""
         self.known[name] = number
         raise Learned
 
     def equate(self, required_extents: Mapping[str, PrimExpr]) -> None:
-        """Note what resized extents must be. Raises Learned where that is new."""
+        """Record the extents that resized images must have; restart if one is new."""
         new = {
             key: over_names(expr) for key, expr in required_extents.items() if key not in self.equal
         }
@@ -75,18 +77,20 @@ class Facts:
             raise Learned
 
     def doom(self, name: str, branch: int, reason: str) -> NoReturn:
-        """Note that a branch of a node cannot be taken. Raises Learned."""
+        """Record that a branch of a node cannot be taken, and restart."""
         self.doomed.setdefault(name, {})[branch] = reason
         raise Learned
 
 
 def over_names(expr: PrimExpr) -> PrimExpr:
-    """Return an expression with a name in the place of each symbol."""
+    """Replace each symbol of an expression by a variable of the same name, valid in any attempt."""
+    # Symbols belong to one attempt; their names survive the restart.
     return substitute(expr, {v: Var(v.name, v.dtype) for v in free_vars(expr)})
 
 
 def settled(attempt: Callable[[Facts], T]) -> T:
-    """Return what an import yields once all facts that its nodes imply are known.
+    """Import a model again until no node implies a new fact about its dimensions; return the last
+    result.
 
     The attempt restarts with each further fact about a dimension; there are few.
     """

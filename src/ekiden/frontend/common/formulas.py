@@ -1,4 +1,4 @@
-"""Tensor functions that several frontends have and Relay lacks."""
+"""Composite tensor functions that several frontends have and Relay lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ekiden.topi.dimensions import known, product
 
 
 def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
-    """Return the mean over axes; of integers the sum divided towards zero."""
+    """Emit the mean over axes; an integer mean truncates towards zero."""
     kind = node.typed(data)
     if is_float(kind.dtype):
         return op.mean(data, axis=axis, keepdims=keepdims)
@@ -25,7 +25,7 @@ def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
 
 
 def append_axes(vector: Expr, count: int) -> Expr:
-    """Return a vector with so many axes of extent 1 behind its own."""
+    """Append `count` axes of extent 1 to a vector."""
     return op.expand_dims(vector, axis=1, num_newaxis=count) if count else vector
 
 
@@ -33,14 +33,13 @@ def append_axes(vector: Expr, count: int) -> Expr:
 
 
 def wide_dtype(dtype: str) -> str:
-    """Return the dtype for statistics: float32 for narrower floats, as float16 overflows at squares
-    of 256.
-    """
+    """Return the dtype in which statistics accumulate: float32 for narrower floats."""
     return "float32" if itemsize(dtype) < 4 else dtype
 
 
 def statistics(data: Expr, dtype: str, axes: Sequence[int], epsilon: float) -> tuple[Expr, Expr]:
-    """Return the mean over axes, which stay, and the reciprocal of the standard deviation."""
+    """Emit the mean over axes (keepdims) and the reciprocal standard deviation."""
+    # float16 overflows at squares of 256.
     wide = wide_dtype(dtype)
     data = data if wide == dtype else op.cast(data, wide)
     mean = op.mean(data, axis=list(axes), keepdims=True)
@@ -50,9 +49,7 @@ def statistics(data: Expr, dtype: str, axes: Sequence[int], epsilon: float) -> t
 
 
 def layer_norm(node: Node, data: Expr, scale: Expr, bias: Expr, first: int, epsilon: float) -> Expr:
-    """Return nn.layer_norm over the axes from `first` on, which are joined into one for it; scale
-    and bias have these axes, or the one.
-    """
+    """Emit nn.layer_norm over the axes from `first` on, collapsed into one."""
     shape = node.typed(data).shape
     if first == len(shape) - 1:
         return op.nn.layer_norm(data, scale, bias, epsilon=epsilon)
@@ -68,13 +65,13 @@ def layer_norm(node: Node, data: Expr, scale: Expr, bias: Expr, first: int, epsi
 def batch_norm(
     data: Expr, scale: Expr, bias: Expr, mean: Expr, variance: Expr, epsilon: float, axis: int = 1
 ) -> Expr:
-    """Return data normalised by these statistics of the channels."""
+    """Emit inference batch normalization by the given channel statistics."""
     outputs = op.nn.batch_norm(data, scale, bias, mean, variance, axis=axis, epsilon=epsilon)
     return TupleGetItem(outputs, 0)
 
 
 def running_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
-    """Return running statistics moved by a share towards new ones."""
+    """Emit the exponential moving average (1 - share) old + share new."""
     share_of_old = op.multiply(old, const(1 - share, dtype))
     return op.add(share_of_old, op.multiply(new, const(share, dtype)))
 
@@ -83,8 +80,8 @@ def running_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
 
 
 def uniques(data: Expr, counts: bool = False) -> list[Expr]:
-    """Return a vector's distinct elements in order of first occurrence, the index of each element
-    among them, and, on request, their counts.
+    """Emit a vector's distinct elements in order of first occurrence, the inverse indices, and on
+    request their counts.
     """
     unique = op.unique(data, is_sorted=False, return_counts=counts)
     start, size = const(np.zeros(1, np.int64)), op.cast(TupleGetItem(unique, 3), "int64")
@@ -94,7 +91,7 @@ def uniques(data: Expr, counts: bool = False) -> list[Expr]:
 
 
 def bucketized(data: Expr, dtype: str, boundaries: Sequence[float]) -> Expr:
-    """Return, as int32, how many of the float boundaries are at most each element."""
+    """Emit the int32 bucket of each element: the number of boundaries that are at most it."""
     if dtype != "float64":
         data, dtype = op.cast(data, "float32"), "float32"
     edges = const(np.array(boundaries, np.float32).astype(dtype))
@@ -103,7 +100,7 @@ def bucketized(data: Expr, dtype: str, boundaries: Sequence[float]) -> Expr:
 
 
 def shape_of_both(node: Node) -> Expr:
-    """Return the shape that two shapes, the inputs of a node, broadcast to."""
+    """Convert BroadcastArgs: the shape that two shapes broadcast to."""
     a, b = node.exprs()
     lengths = [known(node.shape(i)[0]) for i in (0, 1)]
     if 0 in lengths:
@@ -115,4 +112,6 @@ def shape_of_both(node: Node) -> Expr:
         e if n == max(first, second) else op.nn.pad(e, ((max(first, second) - n, 0),), 1.0)
         for e, n in ((a, first), (b, second))
     )
+    # An extent of 1 yields to the other one; unequal extents above 1 are the model's error, as in
+    # TensorFlow.
     return op.where(op.equal(a, op.ones_like(a)), b, a)

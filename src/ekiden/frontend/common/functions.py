@@ -13,8 +13,7 @@ from ekiden.relay.expr import Expr, const
 
 
 def expm1(x: Expr, dtype: str) -> Expr:
-    """Return exp(x) - 1 without the cancellation near 0: (u - 1) (x / log(u)) with u = exp(x)
-    (Kahan).
+    """Emit exp(x) - 1 without cancellation near 0: (u - 1) (x / log u) with u = exp(x) (Kahan).
 
     The quotient is near 1, where a product of both small numbers would underflow in float16.
     """
@@ -23,13 +22,12 @@ def expm1(x: Expr, dtype: str) -> Expr:
     near = op.multiply(op.subtract(u, one), op.divide(x, op.log(u)))
     plain = op.subtract(u, one)
     far = op.logical_or(op.greater(op.abs(x), one), op.isnan(x))
+    # Where exp(x) rounds to 1, x is the answer to full precision and log(u) would be 0.
     return op.where(op.equal(u, one), x, op.where(far, plain, near))
 
 
 def log1p(x: Expr, dtype: str) -> Expr:
-    """Return log(1 + x) without the cancellation near 0: log(u) (x / (u - 1)) with u = 1 + x
-    (Kahan), as above.
-    """
+    """Emit log(1 + x) without cancellation near 0: log(u) (x / (u - 1)) with u = 1 + x (Kahan)."""
     one = const(1, dtype)
     u = op.add(one, x)
     near = op.multiply(op.log(u), op.divide(x, op.subtract(u, one)))
@@ -38,8 +36,8 @@ def log1p(x: Expr, dtype: str) -> Expr:
 
 
 def whole(x: Expr, dtype: str, target: str, of_none: float = 0) -> Expr:
-    """Convert floats to integers, truncating and saturating at the dtype's limits; NaN becomes
-    `of_none`.
+    """Emit a cast of floats to integers that truncates and saturates at the dtype's limits; NaN
+    becomes `of_none`.
 
     The float just above the largest integer is a power of two, which is exact.
     """
@@ -58,14 +56,14 @@ def whole(x: Expr, dtype: str, target: str, of_none: float = 0) -> Expr:
 
 
 def shifted(function: Callable[[Expr, Expr], Expr], x: Expr, bits: Expr, dtype: str) -> Expr:
-    """Shift by `bits` clamped to [0, width - 1], as shifts beyond the width are undefined in C."""
+    """Emit a shift by `bits` clamped to [0, width - 1]; C and LLVM leave larger shifts
+    undefined.
+    """
     return function(x, op.clip(bits, 0, 8 * itemsize(dtype) - 1))
 
 
 def erfc(x: Expr, dtype: str) -> Expr:
-    """Return 1 - erf(x); from 1 on, where it is small, by a series or continued fraction in float64
-    that keeps the digits.
-    """
+    """Emit the complementary error function 1 - erf(x) without cancellation for large x."""
     wide = op.cast(x, "float64")
     far = op.maximum(wide, const(1.0, "float64"))
     factor = _erfc_fraction(far) if dtype == "float64" else _erfc_series(far)
@@ -101,18 +99,19 @@ def _erfc_fraction(x: Expr) -> Expr:
 
 
 def fmod(x: Expr, y: Expr, dtype: str) -> Expr:
-    """Return C's remainder, with the sign of the dividend.
+    """Emit C's fmod, whose sign is the dividend's.
 
     Of floats by infinity it is the dividend, which a kernel's x - trunc(x / y) * y would make NaN.
     """
     if not is_float(dtype):
         return op.trunc_mod(x, y)
+    # fmod(x, inf) is x (C99 F.10.7.1), where x - trunc(x / y) * y would be NaN.
     alone = op.logical_and(op.isinf(y), op.isfinite(x))
     return op.where(alone, x, op.mod(x, y))
 
 
 def python_mod(x: Expr, y: Expr, dtype: str) -> Expr:
-    """Return the remainder of Python's %, with the sign of the divisor."""
+    """Emit Python's %, whose sign is the divisor's."""
     if not is_float(dtype):
         return op.floor_mod(x, y)
     remainder = fmod(x, y, dtype)
@@ -120,14 +119,16 @@ def python_mod(x: Expr, y: Expr, dtype: str) -> Expr:
 
 
 def has_other_sign(remainder: Expr, y: Expr, dtype: str) -> Expr:
-    """Return where a remainder that is not 0 has another sign than the divisor."""
+    """Emit the mask of non-zero remainders whose sign differs from the divisor's."""
     zero = const(0, dtype)
     differs = op.not_equal(op.less(remainder, zero), op.less(y, zero))
     return op.logical_and(op.not_equal(remainder, zero), differs)
 
 
 def atan2(y: Expr, x: Expr, dtype: str) -> Expr:
-    """Return the angle of (x, y): atan of the smaller over the larger, mapped to its octant."""
+    """Emit the angle of (x, y): atan of the smaller over the larger magnitude, mapped to its
+    octant.
+    """
     zero, half, pi = const(0, dtype), const(math.pi / 2, dtype), const(math.pi, dtype)
     up, right = op.abs(y), op.abs(x)
     low, high = op.minimum(up, right), op.maximum(up, right)
@@ -143,7 +144,7 @@ def atan2(y: Expr, x: Expr, dtype: str) -> Expr:
 
 
 def is_negative(x: Expr, dtype: str) -> Expr:
-    """Return whether the sign bit is set; that of -0 shows in its reciprocal."""
+    """Emit the sign bit as bool; the reciprocal tells -0 from 0."""
     zero = const(0, dtype)
     below = op.less(op.divide(const(1, dtype), x), zero)
     return op.logical_or(op.less(x, zero), op.logical_and(op.equal(x, zero), below))
@@ -182,6 +183,7 @@ def elu(
 
 
 def _times(x: Expr, factor: float, dtype: str) -> Expr:
+    """Multiply by a constant; a factor of 1 emits nothing."""
     return x if factor == 1 else op.multiply(x, const(factor, dtype))
 
 
@@ -193,13 +195,13 @@ def selu(
 
 
 def prelu(x: Expr, slope: Expr, dtype: str) -> Expr:
-    """Return x, below 0 times a slope, which is a tensor."""
+    """Emit x where it is at least 0, else slope * x; the slope is a tensor."""
     return op.where(op.less(x, const(0, dtype)), op.multiply(x, slope), x)
 
 
 def softplus(x: Expr, dtype: str) -> Expr:
-    """Return log(1 + exp(x)), as max(x, 0) + log1p(exp(-|x|)): nothing overflows, and below 0 the
-    digits of exp(x) stay, which 1 + exp(x) would lose.
+    """Emit log(1 + exp(x)) as max(x, 0) + log1p(exp(-|x|)), which neither overflows nor loses small
+    results.
     """
     tail = log1p(op.exp(op.negative(op.abs(x))), dtype)
     return op.add(op.maximum(x, const(0, dtype)), tail)
@@ -221,7 +223,7 @@ def swish(x: Expr, dtype: str, alpha: float) -> Expr:
 
 
 def linear_sigmoid(x: Expr, dtype: str, alpha: float, beta: float) -> Expr:
-    """Return alpha * x + beta between 0 and 1, ONNX's HardSigmoid."""
+    """Emit clip(alpha * x + beta, 0, 1), ONNX's HardSigmoid."""
     sloped = op.multiply(x, const(alpha, dtype))
     return op.clip(op.add(sloped, const(beta, dtype)), 0.0, 1.0)
 
@@ -237,8 +239,11 @@ def hard_swish(x: Expr, dtype: str) -> Expr:
 
 
 def gelu(x: Expr, dtype: str, by_tanh: bool = False) -> Expr:
-    """Return x * P(X <= x) for a normal X, exactly or by the usual approximation."""
+    """Emit x * Phi(x) with the normal distribution function Phi, exactly by erf or by the tanh
+    approximation.
+    """
     if by_tanh:
+        # The approximation of Hendrycks and Gimpel, "Gaussian Error Linear Units" (2016).
         cubic = op.multiply(const(0.044715, dtype), op.multiply(x, op.multiply(x, x)))
         inner = op.tanh(op.multiply(const((2 / math.pi) ** 0.5, dtype), op.add(x, cubic)))
     else:

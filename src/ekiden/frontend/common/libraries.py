@@ -1,5 +1,5 @@
-"""Error translation around third-party libraries: what they raise becomes one ImportModelError that
-cites the line of the user's program.
+"""Translation of errors of third-party libraries into ImportModelError that cites the user's source
+line.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def told_by(
     """
     try:
         yield
+    # Our own errors are already phrased for the user, and memory exhaustion is no fault of the
+    # model.
     except (EkidenError, MemoryError):
         raise
     except Exception as error:
@@ -43,9 +45,7 @@ def told_by(
 
 
 def check_readable(path: str | os.PathLike[str], label: str) -> None:
-    """Raise ImportModelError for a file that cannot be opened, before a library says so in its own
-    words.
-    """
+    """Raise ImportModelError for a file that cannot be opened."""
     try:
         with open(path, "rb"):
             pass
@@ -55,7 +55,7 @@ def check_readable(path: str | os.PathLike[str], label: str) -> None:
 
 
 def _first_words(error: Exception) -> str:
-    """Return the first paragraph of an error's message, or that of the error it quotes.
+    """Return the first paragraph of an error's message, or of the error that it quotes.
 
     Behind it come debugging settings, links and whole configurations; all of it stays the error's
     cause.
@@ -86,6 +86,7 @@ def _line(error: Exception, libraries: Sequence[str]) -> str:
     folders = tuple(f + os.sep for module in loaded for f in module.__path__)
     standard = sysconfig.get_path("stdlib")
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the importer's
+    # The innermost frame outside the standard library and the frameworks is the user's.
     for frame in reversed(frames):
         file = os.path.abspath(frame.filename)
         is_standard = file.startswith(standard) and "site-packages" not in file

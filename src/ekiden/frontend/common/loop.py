@@ -63,8 +63,8 @@ class ChangesRank(Unsupported):
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """Result of one iteration: whether to continue, the carried values, and a slice of each
-    collected (scan) output.
+    """Result of one iteration: the condition to continue, the carried values, and a slice of each
+    scan output.
     """
 
     go: Value
@@ -78,7 +78,7 @@ Step = Callable[[Value, Value, Sequence[Value]], Iteration]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """List of the slices that the iterations collected for one scan output."""
+    """Run-time list of the slices that the iterations collected for one scan output."""
 
     sequence: Expr
     type: TensorType
@@ -94,7 +94,7 @@ def _kind(value: Value) -> Type | None:
 
 
 def as_tensor(kind: Type) -> TensorType:
-    """Return a type, asserted to be that of a tensor."""
+    """Return a type, asserted to be a tensor type."""
     assert isinstance(kind, TensorType), f"expected a tensor, got {kind!r}"
     return kind
 
@@ -106,12 +106,12 @@ def _function_of(loop: Let) -> Function:
 
 
 def is_true(value: Value) -> bool:
-    """Return whether a condition is known to hold."""
+    """Return whether a condition is known to hold at import."""
     return value.array is not None and bool(np.all(value.array))
 
 
 def as_scalar(scope: Scope, value: Value) -> Expr:
-    """Return a one-element value as a tensor of rank 0."""
+    """Emit a one-element value as a tensor of rank 0."""
     expr = scope.expr(value)
     return scope.spanned(expr if not value.type.shape else op.reshape(expr, ()))
 
@@ -141,6 +141,7 @@ class Loop:
         # Fixed-point iteration over the carried types: the body is imported anew until they are
         # stable.
         while True:
+            # A fresh block in each round: the bindings of a failed round must not stay.
             block = Block()
             with scope.inside(block):
                 index = self._param("i", TensorType((), "int64"))
@@ -175,7 +176,7 @@ class Loop:
         return last, collected, endless
 
     def written_out(self) -> tuple[list[Value], list[list[Value]]] | None:
-        """Unroll the loop; return the last carried values and the slices of each iteration.
+        """Unroll a loop of constant trip count; return None above MAX_UNROLLED_ITERATIONS.
 
         None where the trip count is unknown or above MAX_WRITTEN_OUT.
         """
@@ -188,6 +189,7 @@ class Loop:
         values, slices = list(self.start), list[list[Value]]()
         for number in range(trip_count):
             iteration = self.step(constant(np.array(number)), constant(np.array(True)), values)
+            # A condition that depends on data cannot end an unrolled loop.
             if iteration.go.array is None:
                 return None
             values = list(iteration.carried)
@@ -197,14 +199,15 @@ class Loop:
         return values, slices
 
     def _param(self, name: str, kind: Type) -> Value:
+        """Add a parameter of the loop function for a carried value."""
         var = self.node.scope.variable(name, kind)
         if isinstance(kind, TypeCall):
             return of_type_call(var, kind)
         return Value(self.node.scope.typed(var), expr=var)
 
     def _changed(self, kinds: Sequence[Type | None], after: Sequence[Value]) -> list[Type | None]:
-        """Return the carried types with the dimensions that an iteration changes made unknown; None
-        for a sequence that is still empty.
+        """Return the carried types, widened by unknown dimensions where an iteration changes an
+        extent.
         """
         widened_types: list[Type | None] = []
         every = zip(self.names, kinds, after, strict=True)
@@ -229,8 +232,8 @@ class Loop:
     def _moving(
         self, kinds: Sequence[Type], params: Sequence[Value], after: Sequence[Value]
     ) -> list[int]:
-        """Return the numbers of the carried values that an iteration may change; the loop-invariant
-        others are captured.
+        """Return the numbers of the loop-variant carried values; the invariant others are
+        captured.
         """
         every = zip(kinds, params, after, self.start, strict=True)
         return [
@@ -240,7 +243,7 @@ class Loop:
         ]
 
     def _fixed(self, params: Sequence[Value], moving: Sequence[int]) -> dict[Var, Value]:
-        """Return the initial values of the variables of loop-invariant carried values."""
+        """Return the initial values of the loop-invariant variables."""
         pairs = zip(params, self.start, strict=True)
         steady = [p for n, p in enumerate(pairs) if n not in moving]
         return {p.expr: value for p, value in steady if isinstance(p.expr, Var)}
@@ -253,8 +256,8 @@ class Loop:
         iteration: Iteration,
         moving: Sequence[int],
     ) -> tuple[Let, list[TensorType]]:
-        """Return the loop function over the variant values with its first call, and the types of
-        the collected slices.
+        """Build the loop function over the variant values and its first call; return also the types
+        of the slices.
 
         Closes the block of the function's body.
         """
@@ -271,6 +274,7 @@ class Loop:
         state = variables[len(head) :]
         go_on = self._condition(variables[: len(head)])
         carried = [iteration.carried[n] for n in moving]
+        # The call is in tail position, so that the VM and the AOT executor run it as a jump.
         again = self._again(
             loop, variables[: len(head)], iteration, carried, collected_vars, slice_types, state
         )
@@ -285,6 +289,9 @@ class Loop:
         return loop_let, slice_types
 
     def _condition(self, head: Sequence[Var]) -> Expr:
+        """Emit the condition to run another iteration: below the limit, and the model's own
+        condition.
+        """
         tests: list[Expr] = list(head[1:])
         if self.limit is not None:
             tests.insert(0, op.less(head[0], self.limit))
@@ -300,6 +307,7 @@ class Loop:
         slice_types: Sequence[TensorType],
         params: Sequence[Var],
     ) -> Expr:
+        """Emit the tail call with the values after an iteration."""
         scope = self.node.scope
         added = [
             scope.relaxed(scope.expr(p), k)
@@ -320,6 +328,7 @@ class Loop:
     def _results(
         self, loop_result: Expr, slice_types: Sequence[TensorType], moving: Sequence[int]
     ) -> tuple[list[Value], list[Parts]]:
+        """Return the final carried values and the collected slices from the loop's result tuple."""
         scope = self.node.scope
         last = list(self.start)
         for index, number in enumerate(moving):

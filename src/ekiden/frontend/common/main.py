@@ -1,4 +1,4 @@
-"""Builder of an import's function `main`: its parameters, as inputs are found, and its results."""
+"""Builder of an imported module's function `main`: its parameters and results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from ekiden.relay.expr import Constant, Expr, Function, Tuple, Var
 
 
 def initial_state(arrays: Sequence[Array]) -> Function:
-    """Return the function INITIAL of ekiden.frontend.common.imported: the constant initial
-    state.
-    """
+    """Build the function that returns the constant initial state: one value, or a tuple."""
     fields = tuple(Constant(array) for array in arrays)
     body: Expr = fields[0] if len(fields) == 1 else Tuple(fields)
     kinds = tuple(constant(a).type for a in arrays)
@@ -38,9 +36,7 @@ class Main:
         return Value(kind, expr=var)
 
     def dim(self, name: str, axis: int, stated: int | str | None) -> PrimExpr:
-        """Return a dimension of the input `name`: a number, or a symbol where it is dynamic (None,
-        -1), with the stated name if there is one.
-        """
+        """Return a dimension of an input: a number, or a symbol where it is dynamic (None, -1)."""
         if isinstance(stated, int) and stated >= 0:
             return const(stated)
         return self.scope.symbol(dim_name(name, axis, stated if isinstance(stated, str) else ""))
@@ -53,13 +49,14 @@ class Main:
         return var
 
     def _var(self, name: str, kind: Type) -> Var:
+        """Return a parameter of unique name whose span names the input."""
         self.input_names.append(name)
         var = Var(self._names.unique(name, "input"), kind, span=Span(f"input '{name}'"))
         var.set_checked_type(kind)
         return var
 
     def function(self, outputs: Sequence[Value]) -> Function:
-        """Return the function with these outputs: a tuple, unless there is only one."""
+        """Build `main` with these outputs; several become a tuple."""
         fields = [self.scope.leaving(v) for v in outputs]
         types = tuple(self.scope.type_of(f) for f in fields)
         body = fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=Span("outputs"))

@@ -1,5 +1,4 @@
-"""Solutions, inverses and determinants from matrix decompositions; solutions, inverses,
-determinants.
+"""Linear solves, inverses and determinants by LU and QR decomposition.
 
 Matrices are the last two axes; their shapes are given beside them, as importers know them.
 """
@@ -32,7 +31,7 @@ class Factors:
         return cls(*(TupleGetItem(outputs, at) for at in range(4)))
 
     def checked(self, subject: str) -> Factors:
-        """Return the same factors with a run-time check that raises LinAlgError where a matrix is
+        """Return the factors with a run-time check that raises LinAlgError where a matrix is
         singular.
 
         `subject` begins the message: "linalg.inv: pivot".
@@ -41,13 +40,13 @@ class Factors:
         return Factors(packed, self.pivots, self.order, self.info)
 
     def solve(self, right: Expr, shape: Shape) -> Expr:
-        """Return the solution x of a x = right [.., n, k], of that shape and the same batch."""
+        """Solve a x = right for right [..., n, k] of that shape."""
         rows = _rows_at(right, self.order, shape)
         half = op.linalg.solve_triangular(self.packed, rows, lower=True, unit_diagonal=True)
         return op.linalg.solve_triangular(self.packed, half, lower=False)
 
     def solve_transposed(self, right: Expr, shape: Shape) -> Expr:
-        """Return the solution x of a' x = right [.., n, k]."""
+        """Solve a' x = right for right [..., n, k]."""
         turned = transposed(self.packed, len(shape))
         # a = P L U gives a' = U' L' P': solve with U', then with L', then undo the permutation.
         half = op.linalg.solve_triangular(turned, right, lower=True)
@@ -69,7 +68,7 @@ def transposed(matrix: Expr, rank: int) -> Expr:
 
 
 def identity(shape: Shape, dtype: str) -> Expr:
-    """Return identity matrices of that shape."""
+    """Emit identity matrices of that shape."""
     rows, columns = (op.arange(0, d, 1, "int64") for d in shape[-2:])
     eye = op.cast(op.equal(op.expand_dims(rows, 1), columns), dtype)
     return eye if len(shape) == 2 else op.broadcast_to(eye, as_attr(shape))
@@ -98,7 +97,9 @@ def determinant(factors: Factors, shape: Shape, dtype: str) -> Expr:
 
 
 def _parity(factors: Factors, shape: Shape, dtype: str) -> Expr:
-    """Return -1 for an odd number of row exchanges, else 1."""
+    """Emit the parity of the row permutation: -1 for an odd number of exchanges, else 1."""
+    # LAPACK's pivots name the row exchanged with row i: each i with another pivot is one
+    # transposition.
     has_moved = op.not_equal(factors.pivots, op.arange(0, shape[-1], 1, "int32"))
     steps = op.where(has_moved, const(-1, dtype), const(1, dtype))
     return op.prod(steps, axis=[-1], keepdims=False)

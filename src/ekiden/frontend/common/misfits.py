@@ -16,13 +16,16 @@ _MISFITS = (
 
 @contextmanager
 def fitting(subject: str) -> Iterator[None]:
-    """Translate errors of a `with` block that reads `parts`, a name for messages, of a file.
+    """Translate Python errors of a `with` block that parses a file into ImportModelError; `subject`
+    begins its message.
 
     Raises ImportModelError where the parts are malformed: files are broken in more ways than
     readers can check for.
     """
     try:
         yield
+    # Parsers index and unpack what the file declares: a malformed file shows as one of these, never
+    # as a crash.
     except _MISFITS as error:
         detail = f"{type(error).__name__}: {error}".rstrip(": ")
         raise ImportModelError(f"{subject} ({detail})") from error

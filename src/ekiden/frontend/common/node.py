@@ -1,5 +1,5 @@
-"""A node of a model as converters see it: inputs as values, and ways to say what is unsupported.
-Each frontend adds how attributes are read.
+"""Context of a converter: a node's inputs as values, its attributes, and ways to reject it. Each
+frontend adds how attributes are read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_DECLARED = 1 << 28
 
 
 class Inputs(list[Value | None]):
-    """Inputs of a node, with a record of which a converter has read."""
+    """Inputs of a node that record which of them a converter has read."""
 
     def __init__(self, values: Iterable[Value | None]) -> None:
         super().__init__(values)
@@ -54,6 +54,8 @@ class Inputs(list[Value | None]):
     def __getitem__(self, index: SupportsIndex | slice) -> Value | list[Value | None] | None:
         """Return one input or several, which are read from here on."""
         indices = range(len(self))[index]
+        # The registry rejects a node whose converter ignores a present input, instead of computing
+        # something else.
         self.read.update(indices if isinstance(indices, range) else (indices,))
         return super().__getitem__(index)
 
@@ -72,7 +74,8 @@ class Inputs(list[Value | None]):
 
 
 class Node:
-    """Node of a model as converters see it. Inputs that are absent are None.
+    """Node of a model as its converter sees it: inputs, outputs and the import scope. Inputs that
+    are absent are None.
 
     name: as messages have it. output_names: those of its output tensors, "" for an unused one.
     """
@@ -94,12 +97,12 @@ class Node:
         return copied
 
     def unsupported(self, reason: str) -> NoReturn:
-        """Give up on this node; `reason` follows the node's name in the error."""
+        """Reject the node; `reason` follows its name in the error."""
         raise Unsupported(reason)
 
     def needs(self, index: int, reason: str) -> NoReturn:
-        """Raise Unsupported because an input's value must be known; the error lists the parameters
-        that it depends on.
+        """Reject the node because an input must be constant; the error lists the parameters that it
+        depends on.
         """
         raise Unsupported(reason, self.scope.params_of(self.expr(index)))
 
@@ -110,7 +113,7 @@ class Node:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def peek(self, index: int) -> Value | None:
-        """Return an input, or None, for a check of it: it does not count as read."""
+        """Return an input without marking it as read; None if it is absent."""
         return self.inputs.peek(index)
 
     def value(self, index: int) -> Value:
@@ -155,8 +158,7 @@ class Node:
         return tuple(int(v) for v in self.numbers(index, what).ravel())
 
     def dims(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
-        """Return an integer input as numbers and dimensions; data-dependent ones become named
-        dimensions.
+        """Return an integer input as dimensions; data-dependent elements become named dimensions.
 
         Where the node admits only `count` of them, a vector of unknown length is required to have
         that length.
@@ -167,6 +169,7 @@ class Node:
             and len(operand.type.shape) == 1
             and known(operand.type.shape[0]) is None
         ):
+            # The operator fixes the length of this vector: a dynamic extent can only be `count`.
             self.scope.same(operand.type.shape, (as_dim(count),))
             operand = self.value_of(op.reshape(self.expr(index), (count,)))
         extents = sizes.dims(self.scope, operand)
@@ -175,8 +178,7 @@ class Node:
         return extents
 
     def learn(self, index: int, axis: int, extent: Dim) -> None:
-        """Require an axis of an input, where it has that axis, to have this extent; this may refine
-        the model's shapes.
+        """Require an axis of an input to have this extent, which may refine the model's shapes.
 
         A known mismatch is left to the operator, which rejects it.
         """
@@ -185,8 +187,8 @@ class Node:
             self.scope.same((shape[axis],), (as_dim(extent),))
 
     def partial(self, index: int) -> Sequence[PrimExpr | None]:
-        """Return what is known of the elements of an integer input: a number or shape expression
-        each, None for data.
+        """Return the elements of an integer input as shape expressions, None for those that depend
+        on data.
         """
         elements = sizes.elements(self.scope, self.value(index))
         if elements is None:
@@ -195,7 +197,8 @@ class Node:
         return [e if sizes.is_dim(e) else None for e in dims]
 
     def believed(self, what: str, count: int) -> int:
-        """Return a size that the model declares, before that much is allocated.
+        """Return a count that the model declares; reject it above MAX_DECLARED_ELEMENTS, before
+        memory is allocated.
 
         Raises Unsupported where it is negative or beyond any model.
         """
@@ -204,7 +207,7 @@ class Node:
         return count
 
     def axis(self, axis: int, rank: int) -> int:
-        """Return `axis` counted from the front. Raises Unsupported where it is out of range."""
+        """Normalize an axis: count negative ones from the end, and reject those out of range."""
         if not -rank <= axis < rank:
             self.unsupported(f"axis {axis} is out of range for rank {rank}")
         return axis + rank if axis < 0 else axis
@@ -220,9 +223,7 @@ class Node:
         return Value(self.typed(expr), expr=expr)
 
     def given(self, expr: Expr) -> Value:
-        """Return an expression under construction as a value that several later expressions may
-        share.
-        """
+        """Return an expression as a value that several later expressions may share."""
         spanned = self.scope.spanned(expr)
         return Value(self.scope.typed(spanned), expr=spanned)
 
@@ -236,7 +237,7 @@ class Node:
 
 
 class AttributeNode(Node):
-    """Node of TensorFlow or TensorFlow Lite, whose attributes share TensorFlow's names, such as
+    """Node of TensorFlow or TensorFlow Lite, whose attributes have TensorFlow's names, such as
     "keep_dims".
 
     Accessors return the default where the node does not state the attribute.

@@ -1,4 +1,4 @@
-"""Import options: the arguments of `ekiden.compile` that concern the model."""
+"""Import options: arguments of `ekiden.compile` that concern the model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ImportOptions:
                 yield option.name
 
     def plain(self) -> dict[str, object]:
-        """Return the options that are set, by name: a part of the artifact cache's key."""
+        """Return the options that are set, by name; they are part of the artifact cache's key."""
         return {name: getattr(self, name) for name in self.given()}
 
 
@@ -55,8 +55,8 @@ NO_OPTIONS = ImportOptions()
 
 
 def given_dims(name: str, shape: object) -> list[int | str | None]:
-    """Parse a shape that `shape` states for an input: numbers >= 0, names, None (or -1) for
-    dynamic.
+    """Parse the shape that the option `shape` states for an input: non-negative numbers, names, or
+    None (-1) for dynamic.
 
     Raises ImportModelError for anything else.
     """
@@ -69,6 +69,7 @@ def given_dims(name: str, shape: object) -> list[int | str | None]:
 
 
 def _dim_of(name: str, dim: object) -> int | str | None:
+    """Parse one dimension of a stated shape."""
     if dim is None or isinstance(dim, str):
         return dim
     try:

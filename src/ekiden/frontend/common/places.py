@@ -1,4 +1,4 @@
-"""XLA gather and scatter: windows of a tensor at data-dependent positions.
+"""XLA gather and scatter: windows of a tensor at data-dependent start indices.
 
 Axes of the tensor are of three kinds: indexed ones, those of which a window has a part, and whole
 ones. The first two are transposed to the front, where gather_nd reads them by indices of every
@@ -56,7 +56,7 @@ class Places:
 
     @property
     def kept(self) -> list[int]:
-        """Return the moving axes that the result has."""
+        """Return the partly covered axes that the result has."""
         return [i for i in self.moving if i not in self.dropped]
 
 
@@ -65,15 +65,15 @@ def places(
     sizes: Sequence[Dim], dropped: Sequence[int],
     batching: Sequence[int], index_batching: Sequence[int], start_map: Sequence[int],
 ) -> Places:  # fmt: skip
-    """Return the window positions that the dimension numbers of an XLA gather or scatter
-    describe.
-    """
+    """Decode the dimension numbers of an XLA gather or scatter into window positions."""
     shape, index_shape = node.shape(operand), node.shape(indices)
     batch = tuple(d for i, d in enumerate(index_shape) if i != vector)
     starts: dict[int, Value] = {}
     covering: dict[int, Value] = {}
     for number, axis in enumerate(start_map):
         is_whole = equal(as_dim(sizes[axis]), shape[axis])
+        # A window that covers its axis can only start at 0; scatter still drops it where the index
+        # is another.
         positions = covering if is_whole else starts
         positions[axis] = _component(node, node.value(indices), vector, number)
     along = {a: i - (i > vector) for a, i in zip(batching, index_batching, strict=True)}
@@ -95,7 +95,7 @@ def _component(node: Node, indices: Value, vector: int, number: int) -> Value:
 
 
 def limits(node: Node, at: Places, axis: int) -> Expr:
-    """Return the last start position at which a window fits."""
+    """Emit the last start at which a window fits along an axis."""
     return node.scope.spanned(
         node.scope.expr(
             known(np.array(tidy(at.shape[axis] - as_dim(at.sizes[axis])), object), "int64")
@@ -117,7 +117,7 @@ def inside(node: Node, at: Places) -> Places:
 
 
 def index_tensor(node: Node, at: Places) -> Expr:
-    """Return the indices of every element: [moving axes, batch..., extents of kept axes...]."""
+    """Emit the index of every element: [partial axes, batch..., extents of kept axes...]."""
     kept_axes = at.kept
     target = (*at.batch, *(as_dim(at.sizes[i]) for i in kept_axes))
     rows = [_index(node, at, axis, kept_axes, target) for axis in at.moving]
@@ -127,7 +127,7 @@ def index_tensor(node: Node, at: Places) -> Expr:
 def _index(
     node: Node, at: Places, axis: int, kept_axes: Sequence[int], target: Sequence[PrimExpr]
 ) -> Expr:
-    """Return the index of every element along one axis, broadcast to `target`."""
+    """Emit the index of every element along one axis, broadcast to `target`."""
     count = len(at.batch)
     index: Expr | None = None
     if axis in at.batching:
@@ -144,6 +144,9 @@ def _index(
 
 
 def _counted(extent: PrimExpr, axis: int, rank: int) -> Expr:
+    """Emit 0, 1, ..., extent - 1 along one axis of a tensor of that rank, with extent 1
+    elsewhere.
+    """
     wide = [1] * rank
     numbers = op.arange(0, extent, 1, dtype="int64")
     shape: list[Dim] = [*wide[:axis], extent, *wide[axis + 1 :]]
@@ -151,8 +154,8 @@ def _counted(extent: PrimExpr, axis: int, rank: int) -> Expr:
 
 
 def result_order(at: Places, offsets: Sequence[int]) -> list[int]:
-    """Return the permutation from [batch..., kept..., whole...] to the axis order of the dimension
-    numbers.
+    """Return the permutation from [batch..., kept..., covered...] to the axis order of the
+    dimension numbers.
 
     `offsets` are the result axes of the window, in its order (offset_dims).
     """
@@ -198,6 +201,7 @@ def taken(node: Node, at: Places, offsets: Sequence[int]) -> Expr:
 
 
 def _without(windows: Expr, at: Places, dropped: Sequence[int]) -> Expr:
+    """Drop collapsed axes that the window covers entirely."""
     if not dropped:
         return windows
     lead = len(at.batch) + len(at.kept)

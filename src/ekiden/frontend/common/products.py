@@ -10,20 +10,21 @@ from ekiden.topi.dimensions import Shape, broadcast_shape, equal, product
 
 
 def multiplied(node: Node, a: Expr, b: Expr) -> Expr:
-    """Return [..., r, k] times [..., k, c], both of rank 2 or more, with leading axes broadcast.
+    """Emit [..., r, k] times [..., k, c] with broadcast leading axes; both have rank 2 or more.
 
     Raises Unsupported where they do not broadcast.
     """
     a_shape, b_shape = node.typed(a).shape, node.typed(b).shape
     node.scope.same(a_shape[-1:], b_shape[-2:-1])
+    # A two-dimensional weight multiplies all rows at once: one GEMM instead of a batch of small
+    # ones.
     if len(b_shape) == 2:
         return op.nn.matmul(a, b)
     return batched(node, a, b)
 
 
 def batched(node: Node, a: Expr, b: Expr, transpose_b: bool = False) -> Expr:
-    """Return [..., r, k] times [..., k, c], or [..., c, k] if it is transposed, both of rank 2 or
-    more.
+    """Emit [..., r, k] times [..., k, c], or [..., c, k] if `transpose_b`, by batch_matmul.
 
     The leading axes broadcast and become the one batch of nn.batch_matmul. Raises Unsupported where
     they do not broadcast.
@@ -42,10 +43,13 @@ def batched(node: Node, a: Expr, b: Expr, transpose_b: bool = False) -> Expr:
 
 
 def _flat(node: Node, expr: Expr, batch: Shape) -> Expr:
-    """Reshape [batch..., r, c] to [product, r, c]; a batch of 1 stays 1."""
+    """Collapse the batch axes: [batch..., r, c] becomes [product, r, c]; a batch of 1 is not
+    repeated.
+    """
     shape = node.typed(expr).shape
     if len(shape) == 3 and (len(batch) == 1 or is_const(shape[0], 1)):
         return expr
+    # batch_matmul broadcasts a batch of 1 itself, without copying the matrix.
     if all(is_const(d, 1) for d in shape[:-2]):
         return op.reshape(expr, (1, *shape[-2:]), True)
     pairs = zip(shape, batch, strict=False)
@@ -55,7 +59,7 @@ def _flat(node: Node, expr: Expr, batch: Shape) -> Expr:
 
 
 def taken(node: Node, data: Expr, indices: Expr, axis: int, batch: int) -> Expr:
-    """Gather along an axis with `batch` leading axes shared by data and indices."""
+    """Emit a gather along an axis with `batch` leading axes shared by data and indices."""
     if not batch:
         return op.take(data, indices, axis=axis)
     rank, width = len(node.typed(data).shape), len(node.typed(indices).shape)

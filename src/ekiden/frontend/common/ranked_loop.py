@@ -1,4 +1,4 @@
-"""Loops whose carried values change their rank: they are carried together as a sum of their types.
+"""Loops whose carried values change rank: they are carried together as one sum value.
 
     let %loop = fn (%i, %held: OneOf2[(Tensor[(2)],), (Tensor[(1, 2)],)]) { ... match (%held) ... }
 
@@ -31,7 +31,7 @@ class _MoreRanksError(Exception):
 
 
 def built(loop: Loop) -> tuple[list[Value], list[Parts], bool]:
-    """Return what `Loop.build` does, for a loop that may change the rank of what it carries."""
+    """Build a loop that may change the rank of carried values; the result is that of Loop.build."""
     try:
         return loop.build()
     except ChangesRank as error:
@@ -39,9 +39,11 @@ def built(loop: Loop) -> tuple[list[Value], list[Parts], bool]:
 
 
 def build_ranked(loop: Loop, first: ChangesRank) -> tuple[list[Value], list[Parts], bool]:
-    """Return what `Loop.build` does, for a loop in which `first` is one value that changes its
-    rank. Raises ChangesRank for one that changes its dtype."""
+    """Build a loop in which a carried value is known to change its rank. Raises ChangesRank for one
+    that changes its dtype.
+    """
     error, ranked = first, set[int]()
+    # Terminates: each round adds one carried value to the sum.
     while error.index is not None and error.index not in ranked:
         ranked.add(error.index)
         try:
@@ -52,9 +54,7 @@ def build_ranked(loop: Loop, first: ChangesRank) -> tuple[list[Value], list[Part
 
 
 class _RankedLoop:
-    """Loop whose carried values numbered `ranked` are carried as one sum value, after the
-    others.
-    """
+    """Loop that carries the values numbered `ranked` as one sum value, after the others."""
 
     def __init__(self, loop: Loop, ranked: Sequence[int]) -> None:
         self.loop, self.ranked, self.scope = loop, ranked, loop.node.scope
@@ -79,10 +79,11 @@ class _RankedLoop:
             return self._apart(last), slices, endless
 
     def _of_sum(self, values: Sequence[Value]) -> list[Value]:
+        """Return the values whose rank changes."""
         return [values[i] for i in self.ranked]
 
     def _grouped(self, values: Sequence[Value]) -> list[Value]:
-        """Return the plain values, and behind them the others as one of the alternatives."""
+        """Return the plain values followed by the sum of the others."""
         scope, held = self.scope, self._of_sum(values)
         scope.use_sum(len(self.alternatives))
         _, numbers = first_merged([*self.alternatives, *alternatives_of(scope, held)])
@@ -94,7 +95,7 @@ class _RankedLoop:
         return [*(values[i] for i in self.plain), sum_value]
 
     def _apart(self, values: Sequence[Value]) -> list[Value]:
-        """Return grouped values in the loop's order."""
+        """Return the carried values in the loop's own order."""
         *plain, sum_value = values
         assert isinstance(sum_value, SumValue)
         by_number = dict(zip(self.plain, plain, strict=True))
@@ -102,8 +103,9 @@ class _RankedLoop:
         return [by_number[i] for i in range(len(by_number))]
 
     def _step(self, index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Return what an iteration gives. Raises _MoreRanksError where that has ranks or extents
-        which are not among the alternatives."""
+        """Import one iteration; raise _MoreRanksError where it produces a rank that is not yet an
+        alternative.
+        """
         result = self.loop.step(index, go, self._apart(values))
         for number in self.ranked:
             self._check_dtype(number, result.carried[number])

@@ -10,7 +10,7 @@ from ekiden.topi.dimensions import known
 
 
 def is_open(node: Node, index: int) -> bool:
-    """Return whether a number of a shape may be -1 at run time: one is, or nothing is known of any.
+    """Return whether a run-time shape may contain -1 (an inferred extent).
 
     A shape whose elements are tracked from elsewhere holds sizes.
     """
@@ -23,7 +23,8 @@ def is_open(node: Node, index: int) -> bool:
 
 
 def by_data(node: Node, allow_zero: bool) -> Value:
-    """Reshape input 0 to input 1; known extents stay known.
+    """Emit a reshape of input 0 to the run-time shape of input 1; extents known at import stay
+    known.
 
     Numbers of the data may be -1 (inferred) and, unless `allow_zero`, 0 (copied from the input).
     """

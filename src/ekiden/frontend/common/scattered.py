@@ -23,9 +23,7 @@ MODES: Mapping[str, str] = {
 
 
 def scattered(node: Node, at: Places, kind: str, window: Sequence[int]) -> Expr:
-    """Scatter updates into the tensor with its moving axes transposed to the front, and transpose
-    back.
-    """
+    """Emit an XLA scatter: transpose the indexed axes to the front, scatter_nd, transpose back."""
     moving, covered_axes = at.moving, at.whole
     order = [*moving, *covered_axes]
     data = node.expr(0)
@@ -42,6 +40,7 @@ def scattered(node: Node, at: Places, kind: str, window: Sequence[int]) -> Expr:
     safe = inside(node, at)
     indices = index_tensor(node, safe) if moving else _nowhere(at)
     is_bool = node.dtype(0) == "bool"
+    # scatter_nd has no bool kernels: or is max and and is min on 0 and 1.
     if is_bool:
         ordered, updates = op.cast(ordered, "uint8"), op.cast(updates, "uint8")
     result = _changed(node, at, ordered, indices, updates, kind, valid)
@@ -53,12 +52,12 @@ def scattered(node: Node, at: Places, kind: str, window: Sequence[int]) -> Expr:
 
 
 def _nowhere(at: Places) -> Expr:
-    """Return indices of the one element of an added axis."""
+    """Emit zero indices into an axis of extent 1 that was added for scatter_nd."""
     return op.full(const(0, "int64"), as_attr((1, *at.batch)), dtype="int64")
 
 
 def _valid(node: Node, at: Places) -> Expr | None:
-    """Return whether each window fits; None where all are known to."""
+    """Emit the mask of windows that lie in bounds; None where all are known to."""
     # XLA's scatter drops windows out of bounds, where its gather clamps them.
     tests: list[Expr] = []
     for axis, start in (*at.starts.items(), *at.covering.items()):
@@ -81,7 +80,7 @@ def _changed(
     kind: str,
     valid: Expr | None,
 ) -> Expr:
-    """Scatter the updates; windows that do not fit change nothing."""
+    """Scatter the updates; windows out of bounds are dropped, as XLA requires."""
     mode = MODES[kind]
     if valid is None:
         return op.scatter_nd(data, indices, updates, mode)
@@ -92,6 +91,7 @@ def _changed(
     )
     if mode != "update":
         dtype = node.scope.typed(data).dtype
+        # Combining with the identity leaves the element as it was.
         nothing = const(np.array(neutral(kind, node.dtype(0))).astype(dtype))
         return op.scatter_nd(data, indices, op.where(mask, updates, nothing), mode)
     # They are written to a row that is added to the first axis, and cut off again.

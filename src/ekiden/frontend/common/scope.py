@@ -1,5 +1,5 @@
-"""State shared by the nodes of one import: dimension symbols, types of expressions, spans, shapes
-as tensors.
+"""Import scope shared by the nodes of one import: dimension symbols, expression types, spans and
+blocks.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Scope:
     # Dimensions.
 
     def symbol(self, name: str) -> PrimExpr:
-        """Return the dimension of that name; a number where the model admits no other."""
+        """Return the dimension of that name: a symbol, or a number where the model admits no other
+        extent.
+        """
         dim = self._dimension(name)
         if isinstance(dim, SizeVar):
             self._stated.add(dim)
@@ -85,7 +87,7 @@ class Scope:
         return dim
 
     def _dimension(self, name: str) -> PrimExpr:
-        """Return the dimension of that name, or of those that are one with it, in this attempt."""
+        """Return the symbol of a dimension, or of its representative among equal ones."""
         name = self._facts.first(name)
         if name in self._facts.known:
             return prim.const(self._facts.known[name])
@@ -108,6 +110,9 @@ class Scope:
         self._show(var, type_)
 
     def _show(self, var: Var, type_: TensorType) -> None:
+        """Record which parameter and axis carries each symbol of a type, directly or as a linear
+        expression.
+        """
         for axis, dim in enumerate(type_.shape):
             if isinstance(dim, SizeVar):
                 self._sources.setdefault(dim, (var, axis))
@@ -117,7 +122,8 @@ class Scope:
                     self._made.setdefault(symbols[0], (var, axis, *terms))
 
     def require(self, condition: PrimExpr, why: str = "") -> None:
-        """Require a condition on dimensions for the current node; nothing if it always holds.
+        """Require a condition on dimensions for the current node; nothing is emitted if it always
+        holds.
 
         `why` stands behind the node's name in the error. In `main` it is checked once when a run
         begins, as far as it follows from the inputs; else where the node stands.
@@ -125,6 +131,7 @@ class Scope:
         if Analyzer().can_prove(condition):
             return
         block = self._blocks[-1]
+        # A condition on inputs of main is checked once on entry, before memory is allocated.
         if len(self._blocks) == 1 and not block.symbols.intersection(free_vars(condition)):
             self.constraints.setdefault(repr(condition), (condition, f"{self.span}{why}"))
         elif block.is_new(repr(condition)):
@@ -132,7 +139,9 @@ class Scope:
             block.require(scalar, f"{self.span}{why} needs {prim_text(condition)}", self.span)
 
     def require_data(self, condition: Expr, why: str) -> None:
-        """Require that a data-dependent bool scalar holds, here and for what follows."""
+        """Require that a data-dependent bool scalar holds, checked at run time in the current
+        block.
+        """
         self._blocks[-1].require(self.spanned(condition), f"{self.span}{why}", self.span)
 
     # Blocks: main, branches, functions.
@@ -155,9 +164,7 @@ class Scope:
         return closed
 
     def variable(self, name: str, kind: Type) -> Var:
-        """Return a new parameter of the function whose body is the innermost block; unknown
-        dimensions of a tensor get names.
-        """
+        """Return a new parameter of the function whose body is the innermost block."""
         if not isinstance(kind, TensorType):
             var = Var(clean_name(name) or "value", kind, span=self.span)
             var.set_checked_type(kind)
@@ -173,7 +180,7 @@ class Scope:
         return var
 
     def _named(self, name: str, axis: int, dim: PrimExpr) -> PrimExpr:
-        """Return a name for an unknown dimension of a value.
+        """Return a symbol for an unknown dimension of a value; known ones are returned unchanged.
 
         Attempts give it the same name, by its location in the model, so that facts hold of it.
         """
@@ -187,7 +194,8 @@ class Scope:
     def bound(
         self, expr: Expr, name: str = "value", shape: Sequence[PrimExpr] | None = None
     ) -> Value:
-        """Return an expression as a value, with unknown dimensions of a tensor named from here on.
+        """Bind an expression to a variable if it has unknown dimensions, which get names from here
+        on.
 
         Where `shape` knows such a dimension, it is required to be that.
         """
@@ -209,8 +217,8 @@ class Scope:
         return Value(self.typed(var), expr=var)
 
     def _bounded(self, expr: Expr, name: str, kind: TensorType) -> Value:
-        """Return a value whose extents of long text are symbols, one for each expression, bound to
-        the value's own shape here: what later nodes say of them is short again.
+        """Bind an expression whose extents have a long text, and replace these extents by
+        symbols.
         """
         symbols = {n: s for block in self._blocks for n, s in block.extents.items()}
         dims = list(kind.shape)
@@ -227,9 +235,7 @@ class Scope:
         return Value(self.typed(var), expr=var)
 
     def short(self, value: Value) -> Value:
-        """Return a value known from shapes as one that is computed at run time where the text of
-        its elements is long; any other as it is.
-        """
+        """Replace shape expressions of long text by the value computed at run time."""
         if value.symbols is None:
             return value
         elements = [e for e in value.symbols.ravel() if isinstance(e, PrimExpr)]
@@ -244,13 +250,11 @@ class Scope:
         self._origins[var] = spanned
 
     def name_size(self, number: PrimVar, dim: SizeVar) -> None:
-        """Record, in the innermost block, that a number of the data is a dimension."""
+        """Record, in the innermost block, that an element of a tensor is a named dimension."""
         self._blocks[-1].sizes[number] = dim
 
     def with_sizes(self, elements: Array) -> Array:
-        """Return elements with the numbers of the data that have been named as dimensions
-        substituted.
-        """
+        """Substitute the dimensions named so far for tensor elements."""
         named: dict[PrimVar, PrimExpr] = {}
         for block in self._blocks:
             named.update(block.sizes)
@@ -275,14 +279,14 @@ class Scope:
         return [v for v in visited if v in self.param_names]
 
     def leaving(self, value: Value) -> Expr:
-        """Return a value as a result of the innermost block: dimensions known only inside become
+        """Return a value as a result of the innermost block; dimensions bound inside become
         unknown.
         """
         expr = self.expr(value)
         return self.relaxed(expr, self.outside(self.type_of(expr)))
 
     def outside(self, kind: Type, block: Block | None = None) -> Type:
-        """Return a type as it is seen from outside a block, the innermost one by default."""
+        """Return a type as seen from outside a block, the innermost one by default."""
         inner = (self._blocks[-1] if block is None else block).symbols
 
         def replace(inner_type: Type) -> Type:
@@ -306,6 +310,7 @@ class Scope:
             return expr
         # A Let whose variable has the wider type forgets dimensions without computing anything.
         var = Var("result", kind, span=self.span)
+        # Inference would give the variable the narrower type of its value again.
         var.set_checked_type(kind)
         relaxed_let = Let(var, expr, var, span=self.span)
         relaxed_let.set_checked_type(kind)
@@ -342,17 +347,18 @@ class Scope:
             self._tentative -= 1
 
     def use_sum(self, count: int) -> None:
-        """Have the module define the sum type of so many alternatives."""
+        """Declare the sum type of `count` alternatives in the module."""
         data = definition(count)
         self.module.type_definitions[data.header] = data
 
     def doomed(self) -> Mapping[int, str]:
-        """Return the branches of the current node after which a later node always fails, and how it
-        fails."""
+        """Return the branches of the current node after which a later node always fails, with the
+        failure.
+        """
         return self._facts.doomed.get(str(self.span), {})
 
     def doom(self, name: str, branch: int, reason: str) -> None:
-        """Record that a node after the choice `name` fails in one of its branches.
+        """Record that a node fails after one branch of the conditional `name`.
 
         Raises Learned, unless it fails only within an alternative of another choice.
         """
@@ -360,7 +366,7 @@ class Scope:
             self._facts.doom(name, branch, reason)
 
     def same(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
-        """Require dimensions to be equal; a node states all its equalities at once.
+        """Require dimensions to be pairwise equal; a node states all its equalities at once.
 
         Raises Learned when that says more of symbols than was known.
         """
@@ -373,6 +379,7 @@ class Scope:
         ]
         if named and not self._tentative:
             self._facts.unite(named)
+        # A branch that is not taken must not constrain the inputs.
         if len(self._blocks) == 1:  # of main, which every run computes
             self._learn_number(pairs)
         if not self._tentative:
@@ -381,7 +388,7 @@ class Scope:
             self.require(binary(prim.EQ, a, b))
 
     def broadcasts(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
-        """Require what two broadcast shapes imply: s against min(s, c), c > 1, means s <= c."""
+        """Require two shapes to broadcast; s against min(s, c) with c > 1 implies s <= c."""
         aligned = zip(reversed(first), reversed(second), strict=False)
         pairs = [(a, b) for a, b in aligned if not is_const(a, 1) and not is_const(b, 1)]
         pairs = list(_open_pairs([a for a, _ in pairs], [b for _, b in pairs]))
@@ -397,6 +404,7 @@ class Scope:
             self.require(condition)
 
     def _learn_number(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
+        """Learn that a named dimension must be a number, and restart the import."""
         for symbol, number in ((x, y) for a, b in pairs for x, y in ((a, b), (b, a))):
             if self._is_stated(symbol) and isinstance(number, IntImm):
                 if number.value < 0:
@@ -404,10 +412,13 @@ class Scope:
                 self._facts.settle(symbol.name, number.value)
 
     def _is_stated(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
-        """Return whether it is a dimension that the model names, of which facts may be learnt."""
+        """Return whether a dimension is a symbol that the model names, of which facts may be
+        learnt.
+        """
         return isinstance(dim, SizeVar) and dim in self._stated
 
     def _learn_bound(self, symbol: PrimExpr, bound: PrimExpr) -> None:
+        """Learn an upper bound of a named dimension, and restart the import."""
         if not self._is_stated(symbol) or not isinstance(bound, prim.Min):
             return
         for x, limit in ((bound.a, bound.b), (bound.b, bound.a)):
@@ -426,8 +437,8 @@ class Scope:
         self._facts.equate(required_extents)
 
     def resized(self, extent: PrimExpr) -> PrimExpr:
-        """Return the extent that an image is resized to: as computed, or as later nodes need it,
-        which is then required.
+        """Return the extent that an image is resized to, or the one that later nodes
+        require of it.
         """
         key = repr(extent)
         if is_const(extent) or isinstance(extent, SizeVar):
@@ -442,8 +453,8 @@ class Scope:
         return required
 
     def _from_names(self, expr: PrimExpr) -> PrimExpr | None:
-        """Return an expression over names as one over this attempt's symbols; None where one has no
-        value yet.
+        """Return an expression over names as one over this attempt's symbols; None while one has no
+        value.
         """
         symbols = {v: self._dimension(v.name) for v in free_vars(expr)}
         dims = [s for s in symbols.values() if isinstance(s, SizeVar)]
@@ -490,13 +501,13 @@ class Scope:
         return self.relaxed(self.spanned(list_expr), sequence.list_type(element))
 
     def spanned(self, expr: Expr) -> Expr:
-        """Return an expression with its type, and the current node as the span of its new parts."""
+        """Return an expression, typed, with the current node as the span of its new parts."""
         self.type_of(expr)
         return self.span_all([expr])[0]
 
     def span_all(self, exprs: Sequence[Expr]) -> list[Expr]:
-        """Return typed expressions with the current node as the span of what is new in them, and
-        note that they exist from here on.
+        """Attach the current node as span to the new parts of typed expressions, and record when
+        they were made.
         """
         spanned = with_span(exprs, self.span)
         for expr in spanned:
@@ -506,13 +517,12 @@ class Scope:
     # Loops.
 
     def births(self) -> int:
-        """Return how many expressions of values there are, to tell later which are newer."""
+        """Return the number of expressions made so far, to tell later which are newer."""
         return len(self._births)
 
     def capture(self, function: Function, begun: int, fixed: Mapping[Var, Value]) -> Function:
-        """Return the body of a loop with names in the place of what existed when it was begun, and
-        of what is `fixed`: values for variables. They are bound in the innermost block, before the
-        loop.
+        """Hoist what existed before a loop began out of its body, together with loop-invariant
+        variables. They are bound in the innermost block, before the loop.
         """
         values = {var: self.expr(value) for var, value in fixed.items()}
         return bind_captured(
@@ -520,8 +530,8 @@ class Scope:
         )
 
     def _captured_name(self, expr: Expr) -> Expr:
-        """Return the variable of a captured expression, bound in the innermost block unless it has
-        one that is visible there.
+        """Return the variable of a captured expression, bound in the innermost block unless one is
+        visible.
         """
         if isinstance(expr, (Constant, Var)):
             return expr
@@ -542,11 +552,14 @@ class Scope:
         return op.concatenate([ones, own], axis=0) if len(value.type.shape) < rank else own
 
     def scalar(self, dim: PrimExpr) -> Expr:
-        """Return a dimension, or what is made of dimensions, as a scalar tensor."""
+        """Emit a shape expression as a scalar tensor."""
         return dim_tensor(dim, self._size)
 
     def _size(self, symbol: SizeVar) -> Expr:
         # One expression a symbol: shape_of and take of it are shared by all nodes.
+        """Emit the run-time extent of a symbol: an element of the shape of a parameter, solved for
+        the symbol if linear.
+        """
         if symbol not in self._scalars:
             is_plain = symbol in self._sources
             var, axis = self._sources[symbol] if is_plain else self._made[symbol][:2]
@@ -560,8 +573,8 @@ class Scope:
 
 
 def _linear_terms(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | None:
-    """Return (factor, offset) of `factor * symbol + offset`, found by evaluating it at three
-    points; None for another form.
+    """Return (factor, offset) of `factor * symbol + offset`, by evaluation at three points; None
+    for other forms.
     """
     probe = 1_000_003
     # Two points determine the line; the far one rejects non-linear dimensions.
@@ -574,7 +587,9 @@ def _linear_terms(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | None:
 
 
 def says_as_much(actual: Type, expected: Type) -> bool:
-    """Return whether two compatible types are known to be the same."""
+    """Return whether a type has all that another of its kind states: equal or both unknown
+    dimensions.
+    """
     match actual, expected:
         case TensorType(shape=a), TensorType(shape=b):
             return all(
@@ -589,7 +604,7 @@ def says_as_much(actual: Type, expected: Type) -> bool:
 def _open_pairs(
     first: Sequence[PrimExpr], second: Sequence[PrimExpr]
 ) -> Iterator[tuple[PrimExpr, PrimExpr]]:
-    """Yield pairs of dimensions that are not provably equal, skipping unknown ones."""
+    """Yield the pairs of dimensions that are not provably equal, skipping unknown ones."""
     for a, b in zip(first, second, strict=True):
         if not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and not equal(a, b):
             yield a, b

@@ -24,9 +24,7 @@ from ekiden.topi.dimensions import equal
 
 
 def joined(a: Type, b: Type) -> Type | None:
-    """Return the most specific common type of two types; None for tensors of different rank or
-    dtype.
-    """
+    """Return the least upper bound of two types; None for tensors of different rank or dtype."""
     match a, b:
         case TensorType(), TensorType() if a.dtype == b.dtype and len(a.shape) == len(b.shape):
             return TensorType(tuple(map(_joined_dim, a.shape, b.shape)), a.dtype)
@@ -40,6 +38,7 @@ def joined(a: Type, b: Type) -> Type | None:
 
 
 def _joined_all(first: Sequence[Type], second: Sequence[Type]) -> tuple[Type, ...] | None:
+    """Join two lists of types pairwise; None where their lengths or a pair do not match."""
     if len(first) != len(second):
         return None
     common_types = [joined(a, b) for a, b in zip(first, second, strict=True)]
@@ -47,12 +46,13 @@ def _joined_all(first: Sequence[Type], second: Sequence[Type]) -> tuple[Type, ..
 
 
 def _joined_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """Return a dimension that both share, else an unknown one."""
     is_one = not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and equal(a, b)
     return a if is_one else AnyDim()
 
 
 class NoTensor(Value):
-    """Value that is no tensor; operations that need one raise Unsupported."""
+    """Value other than a tensor; operations that need a tensor raise Unsupported."""
 
     __slots__ = ()
     what = "a value that is no tensor"
@@ -65,7 +65,9 @@ class NoTensor(Value):
 
 
 class MapValue(NoTensor):
-    """List of dictionaries, one for each row of a matrix; `keys` name its columns (ONNX ZipMap)."""
+    """List of dictionaries, one per row of a matrix whose columns are named by `keys` (ONNX
+    ZipMap).
+    """
 
     __slots__ = ("keys",)
     what = "a sequence of maps"
@@ -82,7 +84,7 @@ class MapValue(NoTensor):
 
 
 class Absent(NoTensor):
-    """Absent optional value."""
+    """Absent optional value (ONNX Optional)."""
 
     __slots__ = ()
     what = "an optional value that is absent"
@@ -92,13 +94,13 @@ class Absent(NoTensor):
 
     @property
     def kind(self) -> Type:
-        """Return the empty tuple type, which represents it in messages."""
+        """Return the empty tuple type, which stands for an absent value in messages."""
         return TupleType(())
 
 
 class SequenceValue(NoTensor):
-    """Sequence: `items` where its length is known, else a list of the program as `expr`, with
-    elements of type `element`.
+    """Sequence: Python `items` where its length is known, else a run-time list `expr` with elements
+    of type `element`.
     """
 
     __slots__ = ("dtype", "element", "items")
@@ -122,7 +124,7 @@ class SequenceValue(NoTensor):
         return sequence.list_type(self.joined())
 
     def joined(self) -> TensorType:
-        """Return the common type of all elements. Raises Unsupported if there is none."""
+        """Return the common type of all elements."""
         if self.items is None:
             assert self.element is not None
             return self.element
@@ -137,6 +139,7 @@ class SequenceValue(NoTensor):
 
 
 def _joined_or_fail(a: Type, b: Type) -> Type:
+    """Return the common type of two elements; raise Unsupported without one."""
     common = joined(a, b)
     if common is None:
         raise Unsupported(
@@ -147,7 +150,7 @@ def _joined_or_fail(a: Type, b: Type) -> Type:
 
 
 def sequence_of(expr: Expr, kind: TypeCall) -> SequenceValue:
-    """Return a list of the program as a value."""
+    """Return a run-time list as a value."""
     (element,) = kind.args
     assert isinstance(element, TensorType)
     return SequenceValue(expr=expr, element=element)

@@ -1,5 +1,4 @@
-"""Data-dependent sizes: the numbers of a small vector as dimensions; the numbers of a small vector
-as dimensions.
+"""Data-dependent dimensions: elements of small integer vectors tracked as symbols.
 
 What is known of such a vector is followed beside its expression: numbers, dimensions, and for each
 number that is data a variable of its own. Where a node needs the numbers as dimensions, those that
@@ -31,7 +30,7 @@ MOST = 64
 
 
 def elements(scope: Scope, value: Value) -> Symbols | None:
-    """Return what is known of the elements of a tensor; None if they are not tracked."""
+    """Return the tracked elements of a tensor as expressions; None if they are not tracked."""
     if value.is_known:
         return value.elements
     kind = value.type
@@ -41,18 +40,19 @@ def elements(scope: Scope, value: Value) -> Symbols | None:
     if value.hint is None:
         value.hint = np.empty(tuple(known(d) or 0 for d in kind.shape), object)
         for at in np.ndindex(value.hint.shape):
+            # One variable per element: two reads of the same element are then known to be equal.
             value.hint[at] = Var("data")
     return scope.with_sizes(value.hint)
 
 
 def is_dim(element: PrimExpr) -> bool:
-    """Return whether an element is a number, or an expression of dimensions alone."""
+    """Return whether an element is a number or an expression of dimensions alone."""
     return all(isinstance(v, SizeVar) for v in free_vars(element))
 
 
 def resolved(scope: Scope, value: Value) -> Value:
-    """Return a value whose elements are known by now, because all data among them is named; any
-    other unchanged.
+    """Return a value known from shapes once all its data elements are named; else the value
+    unchanged.
     """
     if value.is_known or value.hint is None:
         return value
@@ -63,7 +63,7 @@ def resolved(scope: Scope, value: Value) -> Value:
 
 
 def dims(scope: Scope, value: Value) -> tuple[Dim, ...] | None:
-    """Return the elements of an integer scalar or vector as dimensions, naming those that are data.
+    """Return an integer scalar or vector as dimensions; elements that depend on data get names.
 
     None if it is no such vector. The run ends where a number of the data is negative.
     """
@@ -87,4 +87,5 @@ def dims(scope: Scope, value: Value) -> tuple[Dim, ...] | None:
 
 
 def _is_negative(element: PrimExpr) -> bool:
+    """Return whether an element is a negative constant."""
     return isinstance(element, IntImm) and element.value < 0

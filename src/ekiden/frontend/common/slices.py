@@ -18,7 +18,7 @@ Dims = Sequence[Dim]
 
 
 def window_at(data: Expr, start: Expr, size: Dim, axis: int) -> Expr:
-    """Return `size` elements of an axis from a data-dependent start."""
+    """Emit the window of `size` elements along an axis from a run-time start."""
     if number_of(size) == 1:
         indices = op.reshape(start, (1,))
     else:
@@ -34,6 +34,7 @@ def start_of(node: Node, value: Value, extent: Dim, size: Dim) -> Value:
     zero = scalar(0, "int64")
     if value.array is not None and number_of(limit) is not None:
         return scalar(int(np.clip(int(value.array), 0, number_of(limit))), "int64")
+    # A window of the whole axis starts at 0 whatever the index is, after clamping.
     if number_of(limit) == 0:
         return zero
     wide = op.cast(node.scope.expr(value), "int64")
@@ -42,7 +43,7 @@ def start_of(node: Node, value: Value, extent: Dim, size: Dim) -> Value:
 
 
 def placed(node: Node, data: Expr, update: Value, starts: Sequence[Value]) -> Expr:
-    """Return a tensor with a window of it replaced, at starts clamped by `start_of` (XLA
+    """Emit a tensor with a window replaced, at starts clamped by `clamp_start` (XLA
     DynamicUpdateSlice).
     """
     if not starts:
@@ -55,7 +56,7 @@ def placed(node: Node, data: Expr, update: Value, starts: Sequence[Value]) -> Ex
 
 
 def pad(node: Node, value: Value, fill: Expr, low: Dims, high: Dims, inner: Sequence[int]) -> Expr:
-    """Pad a tensor with low, high and interior padding (XLA Pad); negative padding crops."""
+    """Emit XLA Pad: low, high and interior padding; negative padding crops."""
     data, shape = node.scope.expr(value), [as_dim(d) for d in value.type.shape]
     if any(inner):
         data, shape = _stretch(data, shape, fill, inner)

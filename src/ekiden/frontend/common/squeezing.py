@@ -1,4 +1,5 @@
-"""Squeeze without axes: all axes of extent 1 are removed, so that run-time sizes decide the rank.
+"""Squeeze without axes: every axis of extent 1 is removed, so that run-time extents decide the
+rank.
 
 The result is a value of several ranks where the model does not know them (see
 ekiden.frontend.common.sum_value).
@@ -22,8 +23,9 @@ from ekiden.topi.dimensions import equal
 
 
 def without_axes(data: Expr, is_gone: Expr, count: int) -> Expr:
-    """Return data with the extents of the `count` axes that are not gone, in their order. is_gone:
-    bool [rank], which the run knows."""
+    """Emit a reshape of data to the `count` extents that are not masked by `is_gone`, in their
+    order.
+    """
     extents = op.shape_of(data, dtype="int64")
     # Axes that stay come first: false is before true, and equal ones keep their order.
     order = op.argsort(op.cast(is_gone, "int32"), axis=0, dtype="int64")
@@ -32,8 +34,8 @@ def without_axes(data: Expr, is_gone: Expr, count: int) -> Expr:
 
 
 def squeezed(node: Node, rank: int | None = None) -> Result:
-    """Return input 0 without the axes of extent 1; of the first `rank` axes alone, if that is
-    given. Raises Unsupported where the run could decide between too many ranks.
+    """Emit input 0 without the axes of extent 1, among the first `rank` axes if that is given.
+    Raises Unsupported where the run could decide between too many ranks.
     """
     shape = node.shape(0)
     rank = len(shape) if rank is None else rank
@@ -41,6 +43,7 @@ def squeezed(node: Node, rank: int | None = None) -> Result:
     undecided = [i for i, d in enumerate(shape[:rank]) if _may_be_one(d)]
     if not undecided:
         return _without(node, gone)
+    # k undecided axes give k + 1 possible ranks, one alternative of the sum each.
     if len(undecided) >= MAX_ALTERNATIVES:
         node.unsupported(
             f"it has no axes, and {len(undecided)} axes may have the extent 1: shape= says which do"
@@ -57,21 +60,24 @@ def squeezed(node: Node, rank: int | None = None) -> Result:
 
 
 def _may_be_one(dim: PrimExpr) -> bool:
+    """Return whether a dynamic dimension can be 1."""
     return not is_const(dim) and not Analyzer().can_prove(binary(NE, dim, 1))
 
 
 def _without(node: Node, axes: list[int]) -> Expr:
+    """Squeeze these axes of input 0."""
     return op.squeeze(node.expr(0), axis=sorted(axes)) if axes else node.expr(0)
 
 
 def _result(node: Node, axes: list[int]) -> list[Value]:
+    """Bind the squeezed input as the one result of a branch."""
     return [node.scope.bound(_without(node, axes), "squeezed")]
 
 
 def _by_count(
     node: Node, is_gone: Value, gone: list[int], undecided: list[int], count: int
 ) -> list[Value]:
-    """Return the result where `count` or more of the undecided axes have the extent 1."""
+    """Emit the branch for exactly `count` undecided axes of extent 1, else for more."""
     if count == len(undecided):
         return _result(node, [*gone, *undecided])
     total = op.sum(op.cast(node.scope.expr(is_gone), "int64"), axis=[0])
@@ -86,7 +92,7 @@ def _by_count(
 def _of_count(
     node: Node, is_gone: Value, gone: list[int], undecided: list[int], count: int
 ) -> list[Value]:
-    """Return the result where so many of the undecided axes have the extent 1."""
+    """Emit the result for exactly `count` undecided axes of extent 1."""
     if count == 0:
         return _result(node, gone)
     shape = node.shape(0)

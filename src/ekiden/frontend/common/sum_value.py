@@ -53,7 +53,7 @@ def definition(count: int) -> TypeData:
 
 
 def sum_type(alternatives: Sequence[Type]) -> TypeCall:
-    """Return the type of what has one of these types."""
+    """Return the sum type of these alternatives."""
     return TypeCall(definition(len(alternatives)).header, tuple(alternatives))
 
 
@@ -65,13 +65,15 @@ def is_sum(kind: Type) -> bool:
 
 
 def inject(alternatives: Sequence[Type], index: int, value: Expr) -> Expr:
-    """Return a value as the alternative `index` of a sum of these types."""
+    """Emit the injection of a value as alternative `index` of a sum of these types."""
     constructor = definition(len(alternatives)).constructors[index]
     return Call(constructor, (value,), type_args=tuple(alternatives))
 
 
 def match(value: Expr, arms: Sequence[tuple[Var, Expr]]) -> Match:
-    """Return the arm, (variable of what it holds, result), of the alternative that a value has."""
+    """Emit a match of a sum over its alternatives; each arm is (variable of the payload,
+    result).
+    """
     constructors = definition(len(arms)).constructors
     clauses = [
         Clause(PatternConstructor(constructor, (PatternVar(var),)), result)
@@ -81,8 +83,7 @@ def match(value: Expr, arms: Sequence[tuple[Var, Expr]]) -> Match:
 
 
 def held_var(kinds: Sequence[Type], span: Span) -> Var:
-    """Return a variable of what an alternative holds. It has a span, as an expression without one
-    is copied where it becomes a part of a node."""
+    """Return a variable for the payload tuple of an alternative."""
     kind = TupleType(tuple(kinds))
     var = Var("held", kind, span=span)
     var.set_checked_type(kind)
@@ -90,7 +91,7 @@ def held_var(kinds: Sequence[Type], span: Span) -> Var:
 
 
 class SumValue(NoTensor):
-    """Tagged union of several alternatives, each of which holds as many values.
+    """Sum value of several alternatives, each a tuple of equally many values.
 
     origin: the choice that decides which, where one alone does, by its name, and the branch of each
     alternative.
@@ -114,7 +115,7 @@ class SumValue(NoTensor):
 
 
 class Member(NoTensor):
-    """Field of a tagged union: one of the values that each alternative holds."""
+    """Field of a sum value: one of the values that every alternative holds."""
 
     __slots__ = ("index", "whole")
     what = "a value whose rank depends on data"
@@ -125,7 +126,7 @@ class Member(NoTensor):
 
     @property
     def kind(self) -> Type:
-        """Return the sum of the types that it may have."""
+        """Return the sum of the types that the field may have."""
         return sum_type([kinds[self.index] for kinds in self.whole.kinds])
 
 
@@ -142,8 +143,8 @@ def of_type_call(expr: Expr, kind: TypeCall) -> NoTensor:
 
 
 def merged(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int]]:
-    """Return the alternatives of which each of `every` is one, and the number of that one: those
-    of equal ranks and dtypes are one, of what their types have in common.
+    """Merge combinations of equal ranks and dtypes; return the alternatives and the number of each
+    combination's own.
 
     Raises Unsupported for more than MAX_ALTERNATIVES.
     """
@@ -155,7 +156,9 @@ def merged(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int]]:
 
 
 def first_merged(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int | None]]:
-    """Return the same, but MAX_ALTERNATIVES at most, and None for what is none of them."""
+    """Merge combinations like merge_alternatives, up to MAX_ALTERNATIVES; further ones have no
+    number.
+    """
     groups: dict[object, list[Kinds]] = {}
     for kinds in every:
         key = tuple(map(_signature, kinds))
@@ -168,19 +171,20 @@ def first_merged(every: Sequence[Kinds]) -> tuple[list[Kinds], list[int | None]]
 
 
 def dtypes(kind: Type) -> set[str]:
-    """Return the dtypes that a tensor may have: that of a tensor, or those of a sum of tensors."""
+    """Return the dtypes that a tensor or a sum of tensors may have."""
     if isinstance(kind, TypeCall) and is_sum(kind):
         return {d for k in kind.args for d in dtypes(k)}
     return {kind.dtype} if isinstance(kind, TensorType) else {type_text(kind)}
 
 
 def _joined_kinds(a: Kinds, b: Kinds) -> Kinds:
+    """Join two combinations of types pairwise."""
     both = [joined(x, y) for x, y in zip(a, b, strict=True)]
     return tuple(k for k in both if k is not None)
 
 
 def _signature(kind: Type) -> object:
-    """Return what types that have something in common share."""
+    """Return the key under which types are merged: dtype and rank, recursively."""
     match kind:
         case TensorType():
             return kind.dtype, len(kind.shape)

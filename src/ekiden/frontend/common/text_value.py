@@ -1,4 +1,4 @@
-"""String tensors during import: uint8 expressions, see ekiden.runtime.text.
+"""String tensors during import: uint8 tensors [..., width] (see ekiden.runtime.text).
 
 An operator that only moves elements is converted for the strings' indices into a table; the strings
 are then gathered from it.
@@ -49,7 +49,7 @@ class TextValue(NoTensor):
 
     @property
     def width(self) -> PrimExpr:
-        """Return the extent of the byte axis."""
+        """Return the extent of the byte axis: the length of the longest string."""
         return self.bytes_type.shape[-1]
 
     @property
@@ -59,7 +59,7 @@ class TextValue(NoTensor):
 
 
 def text_constant(texts: Array | Sequence[str]) -> TextValue:
-    """Return a value of known strings."""
+    """Return known strings as a value."""
     data = encode(texts)
     value = constant(data)
     assert value.expr is not None
@@ -67,13 +67,13 @@ def text_constant(texts: Array | Sequence[str]) -> TextValue:
 
 
 def text_of(scope: Scope, data: Expr) -> TextValue:
-    """Return an expression of bytes as strings; unknown dimensions get names."""
+    """Return a byte tensor as strings; unknown dimensions get names."""
     bytes_value = scope.bound(data, "text")
     return TextValue(scope.expr(bytes_value), bytes_value.type)
 
 
 def text(node: Node, index: int) -> TextValue:
-    """Return an input that must be strings. Raises Unsupported for another."""
+    """Return an input that must be a string tensor."""
     operand = node.value(index)
     if not isinstance(operand, TextValue):
         node.unsupported(f"input {index} must be a tensor of strings")
@@ -86,7 +86,7 @@ def has_text(node: Node) -> bool:
 
 
 def rows(value: TextValue) -> Expr:
-    """Return the strings flattened to [n, width]."""
+    """Emit the strings flattened to [n, width]."""
     assert value.expr is not None
     if len(value.bytes_type.shape) == 2:
         return value.expr
@@ -94,7 +94,7 @@ def rows(value: TextValue) -> Expr:
 
 
 def widened(value: TextValue, width: PrimExpr, data: Expr | None = None) -> Expr:
-    """Pad the strings (or `data` made of them) to a width that is at least theirs."""
+    """Pad the strings to a larger width, up to which the end mark fills."""
     encoded = value.expr if data is None else data
     assert encoded is not None
     if equal(value.width, width):
@@ -110,7 +110,7 @@ def common_width(values: Sequence[TextValue]) -> PrimExpr:
 
 
 def moved(node: N, apply: Callable[[N], Result]) -> Result:
-    """Convert an operator that only moves elements: move indices, then gather the strings."""
+    """Convert a data-movement operator on strings: apply it to indices, then gather the strings."""
     texts = [v for v in node.inputs if isinstance(v, TextValue)]
     # All rows of the table need one byte width.
     width = common_width(texts)
@@ -125,16 +125,14 @@ def moved(node: N, apply: Callable[[N], Result]) -> Result:
 
 
 def measured(node: N, apply: Callable[[N], Result]) -> Result:
-    """Convert an operator for the strings' indices; for one that reads shapes alone this is the
-    result.
+    """Convert an operator on the indices of its strings; one that reads shapes alone needs nothing
+    else.
     """
     return apply(node.with_inputs(_places(node)))
 
 
 def _taken(scope: Scope, table: Expr, indices: Expr | Value) -> TextValue:
-    """Gather the strings at these indices of a table. Raises Unsupported for indices of several
-    ranks.
-    """
+    """Gather the strings of a table at these indices."""
     if isinstance(indices, Member):
         raise Unsupported("strings whose rank depends on data are not supported")
     at = scope.expr(indices) if isinstance(indices, Value) else indices
@@ -142,7 +140,7 @@ def _taken(scope: Scope, table: Expr, indices: Expr | Value) -> TextValue:
 
 
 def _places(node: Node) -> list[Value | None]:
-    """Return the inputs with table indices in place of strings."""
+    """Return the inputs with strings replaced by their row numbers in the table."""
     replaced: list[Value | None] = []
     start: PrimExpr | int = 0
     for operand in node.inputs:
@@ -156,7 +154,7 @@ def _places(node: Node) -> list[Value | None]:
 
 
 def _counted(scope: Scope, start: PrimExpr | int, count: PrimExpr, shape: Shape) -> Value:
-    """Return consecutive numbers from `start`, in that shape."""
+    """Return consecutive integers from `start`, in that shape."""
     dims = [known(d) for d in shape]
     first = start if isinstance(start, int) else known(start)
     if first is not None and None not in dims:

@@ -1,4 +1,4 @@
-"""Walk over the nodes of a model: error locations, and collection of unsupported nodes.
+"""Conversion of a model's nodes: error locations, and collection of unsupported nodes.
 
     with walk.at("Conv 'layer1'", inputs, made_by):
         for name, value in walk.outputs(convert(node), ["y"]).items(): ...
@@ -33,8 +33,8 @@ class NodeError(ImportModelError):
 
 
 class ConversionError(NodeError):
-    """Error of a node whose converter broke: the model states what no check expects, or the
-    converter is wrong.
+    """Error of a node whose converter broke: a malformed model that no check caught, or a fault of
+    the converter.
     """
 
 
@@ -45,7 +45,7 @@ PYTHON_ERRORS = (
 
 
 class Walk:
-    """State shared by all graphs of one import.
+    """State of one import that all its graphs share: label, scope and collected problems.
 
     label: the model, as messages have it. shapes: how a user states other ones. problems: a line
     for each node that turned out to be unsupported, in any graph. needed: inputs of the model that
@@ -64,8 +64,8 @@ class Walk:
         inputs: Mapping[str, Value | None],
         made_by: Callable[[], Iterable[str]] = tuple,
     ) -> Iterator[None]:
-        """Enter a `with` block in which a node is converted; Unsupported ends the block and is
-        recorded.
+        """Enter a `with` block that converts a node; Unsupported ends the block and is recorded as
+        a problem.
 
         Args:
             name: the node, as messages have it.
@@ -100,12 +100,11 @@ class Walk:
             self.scope.span = around
 
     def finish(self) -> None:
-        """Raise UnsupportedError if there were problems."""
+        """Raise UnsupportedError if a node was unsupported."""
         raise_problems(self.problems, self.label, self.needed)
 
     def outputs(self, result: Result, names: Sequence[str]) -> dict[str, Value]:
-        """Return a converter's results under the names of the node's used outputs; unknown
-        dimensions are named from here on.
+        """Bind a converter's results to the names of the node's used outputs.
 
         Raises Unsupported for an output that the converter did not return, ImportModelError for one
         of negative extent.
@@ -136,6 +135,7 @@ class Walk:
         return values
 
     def _fields(self, expr: Expr) -> list[Expr | Value | None]:
+        """Return the outputs of an expression: the fields of a tuple, or itself."""
         kind = self.scope.type_of(expr)
         if isinstance(kind, TensorType):
             return [expr]
@@ -149,6 +149,7 @@ class Walk:
         reason: str,
         kind: type[NodeError] = NodeError,
     ) -> NodeError:
+        """Return an error that names the node, its inputs' types and the nodes that led to it."""
         error = kind(f"import {self.label}: {name}: {reason}")
         for input_name, value in inputs.items():
             if value is not None:
@@ -170,7 +171,9 @@ class Walk:
 
 
 def _kind_text(value: Value) -> str:
-    """Return the type of a value; of a sequence of several types, those of its elements."""
+    """Return the type of a value for messages; for a heterogeneous sequence those of its
+    elements.
+    """
     try:
         return type_text(value.kind)
     except Unsupported:
@@ -179,7 +182,9 @@ def _kind_text(value: Value) -> str:
 
 
 def _check_extents(name: str, kind: TensorType) -> None:
-    """Raise where a window is wider than what it moves over."""
+    """Raise ImportModelError where an extent is negative: a window is wider than its
+    padded input.
+    """
     for axis, dim in enumerate(kind.shape):
         if isinstance(dim, IntImm) and dim.value < 0:
             raise ImportModelError(
@@ -191,7 +196,7 @@ def _check_extents(name: str, kind: TensorType) -> None:
 def raise_problems(
     problems: Sequence[str], label: str, inputs: Mapping[str, None] | None = None
 ) -> None:
-    """Raise UnsupportedError if there are any; `inputs` would have to be constants."""
+    """Raise UnsupportedError if there are problems; `inputs` would have to be constants."""
     if problems:
         nodes = "1 node is" if len(problems) == 1 else f"{len(problems)} nodes are"
         raise UnsupportedError(

@@ -1,5 +1,4 @@
-"""Discrete Fourier transforms of constant extent as products with constant DFT matrices: 100 times
-as fast as sums that compute each twiddle factor, and as accurate.
+"""Discrete Fourier transforms of constant extent as products with constant DFT matrices.
 
 An extent too large for one matrix is split into two factors (Cooley and Tukey, "An algorithm for
 the machine calculation of complex Fourier series", 1965).
@@ -35,8 +34,8 @@ def waves(
     is_complex: bool = False,
     dtype: str = "float32",
 ) -> Array:
-    """Return the DFT matrix: rows (bin, part), a column for each sample, or for real parts, then
-    imaginary ones.
+    """Return the DFT matrix [2 * bins, extent]: row pairs (real, imaginary) per bin, a column per
+    sample.
     """
     scale = 1 / extent if inverse else 1.0
     real, imaginary = (component * scale for component in _turns(bins, extent, extent, inverse))
@@ -46,8 +45,8 @@ def waves(
 
 
 def _turns(rows: int, columns: int, extent: int, inverse: bool) -> tuple[Array, Array]:
-    """Return the twiddle factors exp(-2 pi i row column / extent), for the inverse their
-    conjugates.
+    """Return the cosines and sines of the twiddle factors exp(-2 pi i row column / extent); the
+    inverse conjugates them.
     """
     # Reducing modulo the extent in integers keeps the angle exact for large products.
     steps = np.arange(rows)[:, None] * np.arange(columns) % extent
@@ -56,17 +55,14 @@ def _turns(rows: int, columns: int, extent: int, inverse: bool) -> tuple[Array, 
 
 
 def transformed(data: Expr, matrix: Array, shape: Shape) -> Expr:
-    """Multiply rows by a DFT matrix; return (real, imaginary) pairs. `shape` is that of the data
-    but for its last axis.
-    """
+    """Multiply rows by a DFT matrix; the result has (real, imaginary) pairs as last axis."""
     spectrum = op.nn.dense(data, const(matrix), units=len(matrix))
     return op.reshape(spectrum, (*shape, len(matrix) // 2, 2), allowzero=True)
 
 
 @cache
 def factors(extent: int) -> tuple[int, int] | None:
-    """Return two factors of an extent, the first of which has a DFT matrix, as near to each other
-    as possible.
+    """Return the two most balanced factors of an extent; None for a prime.
 
     None for an extent that has a matrix itself, or with a prime factor that has none.
     """
@@ -77,7 +73,7 @@ def factors(extent: int) -> tuple[int, int] | None:
 
 
 def has_waves(extent: int | None) -> bool:
-    """Return whether `fourier` supports an extent."""
+    """Return whether `dft_last_axis` supports an extent."""
     if extent is None or not 0 < extent <= LARGEST:  # factors of larger ones would take for ever
         return False
     return extent <= MOST_WAVES or factors(extent) is not None
@@ -86,7 +82,7 @@ def has_waves(extent: int | None) -> bool:
 def fourier(
     real: Expr, imaginary: Expr | None, shape: Shape, extent: int, dtype: str, inverse: bool = False
 ) -> Parts:
-    """Transform the last axis, of `extent`; the inverse is divided by it. Exact to the rounding of
+    """Emit the DFT of the last axis; the inverse is divided by the extent. Exact to the rounding of
     sums in `dtype`.
 
     Args:
@@ -113,11 +109,14 @@ def fourier(
     swap = [*range(rank), rank + 1, rank]
 
     def turned(component: Expr, rows: int, columns: int) -> Expr:
+        """Reshape the axis to (rows, columns) and transpose these."""
         grid = op.reshape(component, (*shape, rows, columns), allowzero=True)
         return op.transpose(grid, axes=swap)
 
     columns = [turned(p, first, second) for p in (real, imaginary) if p is not None]
     imaginary_columns = columns[1] if len(columns) > 1 else None
+    # Each factor recurses, so that extents up to 2**26 need matrices of at most
+    # MAX_DFT_MATRIX_EXTENT.
     inner = fourier(columns[0], imaginary_columns, (*shape, as_dim(second)), first, dtype, inverse)
     cos, sin = (const(t.astype(to_numpy(dtype))) for t in _turns(second, first, extent, inverse))
     a, b = inner
@@ -134,9 +133,7 @@ def fourier(
 def along(
     scope: Scope, components: tuple[Expr, Expr | None], axis: int, inverse: bool, dtype: str
 ) -> Parts:
-    """Transform one axis of any extent without normalisation; without imaginary parts they
-    are 0.
-    """
+    """Emit the unnormalized DFT of one axis of any extent; a missing imaginary part is 0."""
     shape = scope.typed(components[0]).shape
     rank, extent = len(shape), known(shape[axis])
     order = [i for i in range(rank) if i != axis] + [axis]
@@ -160,9 +157,7 @@ def along(
 
 
 def mirrored(spectrum: Parts, axis: int, extent: int) -> Parts:
-    """Return the whole axis of a real signal's spectrum from its first half, by conjugate
-    symmetry.
-    """
+    """Emit the full spectrum of a real signal from its first half, by conjugate symmetry."""
     real, imaginary = (op.strided_slice(p, [0], [extent // 2 + 1], axes=[axis]) for p in spectrum)
     mirror = [extent - k for k in range(extent // 2 + 1, extent)]
     if mirror:
@@ -176,6 +171,7 @@ def mirrored(spectrum: Parts, axis: int, extent: int) -> Parts:
 def _whole(
     real: Expr, imaginary: Expr | None, shape: Shape, extent: int, dtype: str, inverse: bool
 ) -> Parts:
+    """Emit a DFT as one product with the full DFT matrix."""
     rank, is_complex = len(shape), imaginary is not None
     rows = real if imaginary is None else op.concatenate([real, imaginary], axis=rank)
     matrix = waves(extent, extent, inverse, is_complex, dtype)

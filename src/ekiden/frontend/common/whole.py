@@ -1,5 +1,5 @@
-"""Exact integers of floats that are whole numbers: dimensions that exporters compute in floating
-point.
+"""Exact integer expressions of floats that are whole numbers: dimensions that exporters compute in
+floating point.
 
 floor(float32(h) / 2f)  ->  h // 2
 """
@@ -12,7 +12,7 @@ from ekiden.ir.prim import FloatImm, PrimExpr, const
 
 
 def whole(value: PrimExpr) -> PrimExpr | None:
-    """Return the integer expression equal to a float; None where the float is not known to be
+    """Return the integer expression that equals a float; None where the float is not known to be
     whole.
 
     Exact below 2**24, where every dimension is.
@@ -38,20 +38,19 @@ def whole(value: PrimExpr) -> PrimExpr | None:
 
 
 def truncated(value: PrimExpr) -> PrimExpr | None:
-    """Return a float rounded down as an integer expression, where it is an integer quotient of
-    non-negative numbers; else None.
-    """
+    """Return the floor of a float as an integer expression; None where it is not exact."""
     integer = whole(value)
     return _quotient(value, 0) if integer is None else integer
 
 
 def _both(kind: type[prim.BinaryExpr], a: PrimExpr, b: PrimExpr) -> PrimExpr | None:
+    """Rebuild a binary node on exact integers; None where an operand is not whole."""
     x, y = whole(a), whole(b)
     return None if x is None or y is None else prim.binary(kind, x, y)
 
 
 def _quotient(value: PrimExpr, up: int) -> PrimExpr | None:
-    """Return a quotient of whole numbers rounded down, or up, as an integer division.
+    """Return a quotient of whole numbers, rounded down or up, as an integer division.
 
     The divisor is a number, or the factor a power of 1/2.
     """

@@ -1,5 +1,4 @@
-"""Sliding windows of convolutions, pooling and reductions; those of convolutions, pooling and
-reductions.
+"""Sliding windows of convolutions, pooling and reductions.
 
 A window has a number for each axis that it slides over: the spatial ones of an image, or all axes
 of a tensor as XLA has them. Padding may be an expression of dimensions, as that of SAME is where
@@ -82,7 +81,7 @@ class Window:
         return tuple(tidy((as_dim(extent) - reach) // s + 1) for extent, reach, s in rows)
 
     def missing(self, extents: Shape, counts: Sequence[Dim]) -> list[PrimExpr]:
-        """Return how far the last of `counts` windows reaches beyond the data; may be negative."""
+        """Return how far the last of `counts` windows overhangs the data; may be negative."""
         rows = zip(counts, self.strides, self.reach, extents, self.before, strict=True)
         return [tidy((as_dim(n) - 1) * s + r - e - as_dim(b)) for n, s, r, e, b in rows]
 
@@ -96,12 +95,12 @@ class Window:
         return replace(self, after=tuple(after))
 
     def unpadded(self) -> Window:
-        """Return the window over data that are padded already."""
+        """Return the window without padding, for data that are padded already."""
         none = (0,) * len(self.strides)
         return replace(self, before=none, after=none)
 
     def with_height(self) -> Window:
-        """Return the window of one axis as one of two, whose first is 1 high."""
+        """Return a one-dimensional window as a two-dimensional one of height 1."""
         return Window(
             (1, *self.extents), (1, *self.strides), (1, *self.dilations), (0, *self.before),
             (0, *self.after),
@@ -112,7 +111,7 @@ def same_window(
     extents: Shape, kernel: Sequence[Dim], strides: Sequence[int], dilations: Sequence[int],
     odd_before: bool = False,
 ) -> Window:  # fmt: skip
-    """Return the window of SAME padding: extent / stride windows, rounded up, along each axis.
+    """Return the window of SAME padding: ceil(extent / stride) windows along each axis.
 
     An odd element of padding is placed behind the data, or before them with `odd_before`.
     """
@@ -123,6 +122,7 @@ def same_window(
             (ceil_div(extent, stride) - 1) * stride + reach - extent if stride > 1 else reach - 1
         )
         totals.append(tidy(maximum(spare, 0)) if stride > 1 else tidy(spare))
+    # An odd total puts the extra element after the data, except for ONNX's SAME_LOWER.
     small = as_attr(tidy(total // 2) for total in totals)
     large = as_attr(tidy(total - total // 2) for total in totals)
     sides = (large, small) if odd_before else (small, large)
@@ -130,7 +130,7 @@ def same_window(
 
 
 def padded(node: Node, data: Expr, window: Window, fill: float, first: int = 2) -> Expr:
-    """Return data with the padding of a window, which slides over the axes from `first` on."""
+    """Emit data with a window's padding on the axes from `first` on."""
     kind = node.typed(data)
     sides: list[tuple[Dim, Dim]] = list(zip(window.before, window.after, strict=True))
     after = len(kind.shape) - first - len(sides)
@@ -140,8 +140,8 @@ def padded(node: Node, data: Expr, window: Window, fill: float, first: int = 2) 
 
 
 def taps(data: Expr, window: Window, counts: Sequence[Dim], first: int = 0) -> Iterator[Expr]:
-    """Yield the first elements of all windows of padded data, then the second ones, and so on; the
-    windows slide over the axes from `first` on.
+    """Yield a strided slice of padded data per window position (tap), in row-major order of the
+    taps.
     """
     axes = list(range(first, first + len(counts))) if first else None
     for tap in product(*map(range, window.kernel)):
@@ -155,15 +155,15 @@ def taps(data: Expr, window: Window, counts: Sequence[Dim], first: int = 0) -> I
 
 
 def dilated(node: Node, window: Window, value: Value, fill: Expr) -> Value:
-    """Return a tensor with the padding of a window, negative padding cropped, and base dilation
-    applied.
+    """Emit a tensor with window padding, negative padding cropped, and base dilation
+    applied (XLA).
     """
     inner = window.inner or (0,) * len(window.strides)
     return node.given(pad(node, value, fill, window.before, window.after, inner))
 
 
 def tap_values(node: Node, window: Window, wide: Value) -> Iterator[Value]:
-    """Yield what `taps` does of a tensor that has its padding, each computed once."""
+    """Yield the taps of padded data, each computed once."""
     data = node.scope.expr(wide)
     for tap in taps(data, window, window.counts(node.typed(data).shape)):
         yield node.given(tap)

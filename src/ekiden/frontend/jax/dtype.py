@@ -27,7 +27,7 @@ _PARTS: Mapping[str, str] = {"complex<f32>": "float32", "complex<f64>": "float64
 
 
 def own_dtype(name: str) -> str:
-    """Return a dtype of JAX in our spelling. Raises Unsupported for one that there is not."""
+    """Check that a JAX dtype is supported, and return its name, which is ours too."""
     stored = [narrow.stored for narrow in NARROW.values() if narrow.stored]
     if name not in DTYPES.values() and name not in stored:
         raise Unsupported(f"dtype {name} is not supported")
@@ -40,17 +40,17 @@ def is_complex(kind: ir.Type) -> bool:
 
 
 def is_token(kind: ir.Type) -> bool:
-    """Return whether a type is that of tokens, which order side effects and have no data."""
+    """Return whether a type is stablehlo's token, which orders side effects and carries no data."""
     return str(kind) == "!stablehlo.token"
 
 
 def part_dtype_of(kind: ir.Type) -> str:
-    """Return the dtype of a tensor type; of complex numbers that of their parts."""
+    """Return the dtype of a tensor type; for complex numbers that of their parts."""
     return _PARTS[str(kind.element_type)] if is_complex(kind) else dtype_of(kind)
 
 
 def dtype_of(kind: ir.Type) -> str:
-    """Return the dtype of a tensor type's values in Relay; of narrow ones their carrier.
+    """Return the Relay dtype of a tensor type's values; for narrow dtypes their carrier.
 
     Raises Unsupported for complex numbers and non-tensors.
     """
@@ -63,13 +63,13 @@ def dtype_of(kind: ir.Type) -> str:
 
 
 def narrow_of(kind: ir.Type) -> Narrow | None:
-    """Return the narrow dtype of a tensor type, None of any other."""
+    """Return the narrow dtype of a tensor type; None for any other."""
     return NARROW.get(str(kind.element_type)) if isinstance(kind, ir.RankedTensorType) else None
 
 
 def stored_dtype_of(kind: ir.Type) -> str:
-    """Return the dtype of a tensor type outside of a program: in its inputs and outputs.
-    Raises Unsupported as `dtype_of`, and for narrow dtypes that tensors of ours do not have.
+    """Return the dtype of a tensor type at the program's boundary, in inputs and outputs. Raises
+    Unsupported as `dtype_of`, and for narrow dtypes that tensors of ours do not have.
     """
     narrow = narrow_of(kind)
     if narrow is None:
@@ -80,7 +80,7 @@ def stored_dtype_of(kind: ir.Type) -> str:
 
 
 def bits_of(kind: ir.Type) -> int:
-    """Return the width of an element, of a complex one that of a part; 1 for Booleans."""
+    """Return the width of an element in bits; for complex numbers of a part, for bools 1."""
     narrow = narrow_of(kind)
     dtype = part_dtype_of(kind)
     if narrow is not None:
@@ -95,13 +95,14 @@ def extents_of(kind: ir.Type) -> list[int | None]:
 
 
 def array_of(attribute: ir.Attribute) -> Array:
-    """Return the elements of a constant, narrow ones in their carrier; a splat is a
+    """Decode a constant; narrow elements are held in their carrier, and a splat is a
     stride-0 view.
     """
     kind = attribute.type
     dtype = to_numpy(dtype_of(kind))
     shape = tuple(kind.get_dim_size(i) for i in range(kind.rank))
     if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
+        # A splat of any size stays one number: a program can declare terabytes of zeros.
         value = np.asarray(attribute.get_splat_value().value, dtype)
         return np.broadcast_to(value, shape)
     if narrow_of(kind) is not None:
@@ -112,9 +113,7 @@ def array_of(attribute: ir.Attribute) -> Array:
 
 
 def parts_of(constant: ir.Operation) -> tuple[Array, Array]:
-    """Return the real and imaginary parts of a complex constant, whose attribute has no Python
-    binding.
-    """
+    """Decode a complex constant into real and imaginary part."""
     kind = constant.results[0].type
     width = {"float32": ir.F32Type, "float64": ir.F64Type}[part_dtype_of(kind)]
 
@@ -129,7 +128,9 @@ def parts_of(constant: ir.Operation) -> tuple[Array, Array]:
 
 
 def _carried(attribute: ir.Attribute) -> Array:
-    """Return the elements of a constant of a narrow dtype, converted by a program of StableHLO."""
+    """Decode a constant of a narrow dtype by a StableHLO program that converts it to the
+    carrier.
+    """
     with attribute.context, ir.Location.unknown():
         narrow = narrow_of(attribute.type)
         assert narrow is not None, "the constant has a narrow dtype"
@@ -145,7 +146,7 @@ def _carried(attribute: ir.Attribute) -> Array:
 
 
 def _bits_of(attribute: ir.Attribute) -> Array:
-    """Return the elements of a constant as unsigned integers, evaluated by a StableHLO program."""
+    """Decode a constant as unsigned integers by a StableHLO program that bitcasts it."""
     width = np.dtype(to_numpy(dtype_of(attribute.type))).itemsize * 8
     with attribute.context, ir.Location.unknown():
         shape = attribute.type.shape
@@ -156,9 +157,7 @@ def _bits_of(attribute: ir.Attribute) -> Array:
 
 
 def _evaluated(kinds: Sequence[ir.Type], build: Callable[[], list[ir.Value]]) -> list[Array]:
-    """Evaluate a StableHLO program without inputs in the current MLIR context; return its
-    results.
-    """
+    """Evaluate a StableHLO program without inputs; return its results as arrays."""
     module = ir.Module.create()
     with ir.InsertionPoint(module.body):
         main = func.FuncOp("main", ir.FunctionType.get([], list(kinds)))

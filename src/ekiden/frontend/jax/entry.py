@@ -1,4 +1,4 @@
-"""Entry of the JAX frontend (see ekiden.frontend.table.Entry)."""
+"""Entry point of the JAX frontend (see ekiden.frontend.table.Entry)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from ekiden.runtime.errors import CompileError
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """Return the module of a function with its example inputs, of a program of jax.export or one
-    that was saved, or of StableHLO: a path, bytes, text, or a module of MLIR.
+    """Import a JAX function with example inputs, a jax.export program, or StableHLO.
 
     Raises CompileError for examples that a function cannot be traced with, and for options of a
     trace beside a program that is exported already.
@@ -58,7 +57,7 @@ def import_model(model: object, options: ImportOptions) -> ImportedModule:
 
 
 def _is_of_keras(model: object) -> bool:
-    """Return whether it is a Keras model, or a file of one."""
+    """Return whether a model is a Keras model or a .keras file."""
     if isinstance(model, (str, os.PathLike)):
         return zipfile.is_zipfile(model) or os.fspath(model).endswith(".keras")
     if isinstance(model, bytes):
@@ -67,7 +66,7 @@ def _is_of_keras(model: object) -> bool:
 
 
 def _import_keras(model: object, options: ImportOptions) -> ImportedModule:
-    """Return the module of a model of Keras, by its own inputs or by examples."""
+    """Import a Keras model by its own input specifications or by example inputs."""
     keras_models = load_module("ekiden.frontend.jax.keras_models")
     if isinstance(model, (str, os.PathLike, bytes)):
         is_path = not isinstance(model, bytes)

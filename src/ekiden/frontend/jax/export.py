@@ -1,4 +1,4 @@
-"""Export of functions, and loading of artifacts, as jax.export programs."""
+"""Export of functions by jax.export, and loading of serialized programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exported(
     dynamic_shapes: object = None,
     label: str = "",
 ) -> export.Exported:
-    """Export a function to a jax.export program.
+    """Export a function with example inputs as a jax.export program.
 
     Args:
         function: the function to trace.
@@ -59,7 +59,9 @@ _MEANT = 'one text for each of the example inputs is meant, or None, as in ("bat
 
 
 def _check_specs(specs: object, label: str) -> None:
-    """Raise ImportModelError for what is no text, None, or a structure of such."""
+    """Raise ImportModelError for shape specifications other than texts, None, or structures of
+    them.
+    """
     leaves = jax.tree_util.tree_leaves(specs, is_leaf=lambda leaf: leaf is None)
     for leaf in leaves:
         if leaf is not None and not isinstance(leaf, str):
@@ -72,8 +74,8 @@ def _specs(specs: object) -> object:
 
 
 def argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
-    """Return the names of the first `count` positional arguments of a function, as JAX has them;
-    none where Python does not know them.
+    """Return the names of a function's first `count` positional arguments, () where Python does not
+    know them.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -90,6 +92,6 @@ def argument_names(function: Callable[..., Any], count: int) -> tuple[str, ...]:
 
 
 def loaded(data: bytes, label: str) -> export.Exported:
-    """Return the program that Exported.serialize wrote. Raises ImportModelError for other bytes."""
+    """Deserialize a program that Exported.serialize wrote."""
     with told_by("no program of jax.export, or cut short", label, None):
         return export.deserialize(bytearray(data))

@@ -1,4 +1,4 @@
-"""Walk over a StableHLO program: its operations in order, each converted by its row."""
+"""Importer of a StableHLO program: operations in order, each converted by its row."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ TERMINATORS = ("stablehlo.return", "func.return")
 
 
 class Graph:
-    """Program under import. One dictionary holds all values: each is defined once (SSA), and a
-    region sees the values around it.
+    """Importer of one StableHLO program: values by SSA name, and the functions that it calls. One
+    dictionary holds all values: each is defined once (SSA), and a region sees the values around
+    it.
     """
 
     def __init__(self, walk: Walk, module: ir.Module) -> None:
@@ -56,24 +57,26 @@ class Graph:
         """The line of the user's program that is being imported."""
 
     def function(self, name: str) -> ir.Block:
-        """Return the body of a function. Raises Unsupported where there is none."""
+        """Return the body block of a function; raise Unsupported without one."""
         if name not in self._functions:
             raise Unsupported(f"there is no function {name!r}")
         return self._functions[name]
 
     def next_seed(self) -> int:
-        """Return a new number for each call, which seeds an operation that draws random numbers."""
+        """Return a new seed for an operation that draws random numbers; each call returns
+        another.
+        """
         self._seeds += 1
         return self._seeds
 
     def real(self, value: ir.Value) -> Value | None:
-        """Return the binding of a value, if it has one and is real."""
+        """Return the binding of an SSA value if it is a real tensor; else None."""
         bound_value = self.env.get(value)
         return bound_value if isinstance(bound_value, Value) else None
 
     @staticmethod
     def row(name: str) -> Row | None:
-        """Return the row of an operation, composite or custom call; None if there is none."""
+        """Look up the row of an operation, composite or custom call; None if there is none."""
         return TABLE.get(name)
 
     def run(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
@@ -103,6 +106,8 @@ class Graph:
 
     def _call(self, operation: ir.Operation) -> None:
         inputs = [self.env[o] for o in operation.operands]
+        # None marks results whose operation failed, so that its users are skipped without further
+        # reports.
         self.env.update(dict.fromkeys(operation.results))
         if any(v is None for v in inputs):
             return  # made by an operation that has already been reported
@@ -123,7 +128,7 @@ class Graph:
 
     @staticmethod
     def _tuple(operation: ir.Operation, inputs: Sequence[Held]) -> Sequence[Held] | None:
-        """Return the result of an operation that makes or reads a tuple, None of any other."""
+        """Convert an operation that makes or reads a tuple; return None for any other."""
         if operation.name == "stablehlo.tuple":
             return [tuple(inputs)]
         if operation.name == "stablehlo.get_tuple_element":
@@ -135,9 +140,7 @@ class Graph:
     def _made(
         self, result: Result | Many | Pair, names: Sequence[str]
     ) -> list[Value | Complex | None]:
-        """Return a converter's result as values named as the outputs; a pair becomes a complex
-        value.
-        """
+        """Bind a converter's results to output names; a pair becomes a complex value."""
         if isinstance(result, tuple):
             real, imaginary = (self._part(p, names) for p in zip(result, _SUFFIXES, strict=True))
             return [None if real is None or imaginary is None else Complex(real, imaginary)]
@@ -188,8 +191,8 @@ class Graph:
         return self._evaluated(node, row, row.rule(node))
 
     def _apart(self, operation: ir.Operation, inputs: Sequence[Held]) -> Many | None:
-        """Return the results of an operation without a row by its decomposition into simpler
-        operations; None where there is none.
+        """Convert an operation without a row by its decomposition into simpler ones; return None
+        where there is none.
         """
         row = TABLE.get(operation.name)
         is_known = row is not None and (not _has_complex(operation) or row.on_complex is not None)
@@ -200,12 +203,13 @@ class Graph:
         module = decomposed(operation)
         if module is None:
             return None
+        # The module owns the operations that `env` has as keys: it must outlive the import.
         self._decomposed.append(module)
         (function,) = functions_of(module)
         return self.results(function.regions[0].blocks[0], inputs)
 
     def _folded(self, node: Node, row: Row) -> Result:
-        """Convert real tensors by a row, constant-folded where the inputs are known."""
+        """Convert by a row, and fold the result where all inputs are small constants."""
         result = row.convert(node)
         return fold(self.scope, node.inputs, result)  # type: ignore[arg-type]  # none is complex
 
@@ -222,7 +226,7 @@ class Graph:
         return followed(self.scope, node.inputs, rule, result)
 
     def _declared(self, node: Node, result: Result) -> Result:
-        """Return outputs in the dtypes that they are declared to have, rounded to narrow ones."""
+        """Cast outputs to their declared dtypes, and round them to narrow ones."""
         if node.operation.name in _EXACT:
             return result
         count = len(node.operation.results)
@@ -253,13 +257,14 @@ class Graph:
         return narrow.fitted(result, lambda expr: self.scope.expr(node.given(expr)))
 
     def _constant(self, array: Array) -> Result:
+        # A splat stays a broadcast of one number instead of memory in the artifact.
         if array.size > SMALL and not any(array.strides):
             return op.broadcast_to(const(array.flat[0]), array.shape)
         return constant(np.ascontiguousarray(array).reshape(array.shape))
 
 
 def _check_type(kind: ir.Type) -> None:
-    """Raise Unsupported for values of unsupported types."""
+    """Raise Unsupported for types that the importer does not support."""
     if isinstance(kind, ir.TupleType):
         for index in range(kind.num_types):
             _check_type(kind.get_type(index))

@@ -22,13 +22,13 @@ Function: TypeAlias = Callable[..., Any]
 
 
 def is_archive(data: bytes) -> bool:
-    """Return whether bytes begin a zip archive, which .keras files are."""
+    """Return whether bytes begin a zip archive, the format of .keras files."""
     return data.startswith(b"PK")
 
 
 def load(model: str | os.PathLike[str] | bytes, label: str) -> Any:  # noqa: ANN401 - Keras's
-    """Return the model in a .keras file, given by its path or its bytes. Raises ImportModelError
-    for one that cannot be read.
+    """Load a .keras file, given by its path or its bytes. Raises ImportModelError for one that
+    cannot be read.
     """
     if isinstance(model, bytes):
         with tempfile.TemporaryDirectory() as folder:
@@ -40,6 +40,8 @@ def load(model: str | os.PathLike[str] | bytes, label: str) -> Any:  # noqa: ANN
         text = "it is no zip archive, which .keras files are, or cut short"
         raise ImportModelError(f"import {label}: {text}")
     with told_by("Keras cannot load it", label, None, _LOADED):
+        # Optimizer state and losses are not needed, and compiling would import their custom
+        # objects.
         return keras.saving.load_model(os.fspath(model), compile=False)
 
 
@@ -50,15 +52,16 @@ _LOADED = (
 
 
 def label_of(model: Any) -> str:  # noqa: ANN401 - Keras's
-    """Return a model as messages have it."""
+    """Return the name of a model for messages."""
     return f"model {getattr(model, 'name', type(model).__name__)!r}"
 
 
 def function_of(model: Any) -> Function:  # noqa: ANN401 - Keras's
-    """Return the function of a model in inference, its variables as constants."""
+    """Return the inference function of a model, with its variables as constants."""
     trainable = [variable.value for variable in model.trainable_variables]
     non_trainable = [variable.value for variable in model.non_trainable_variables]
     takes_training = "training" in inspect.signature(model.call).parameters
+    # Dropout and batch normalization run in inference mode.
     phase = {"training": False} if takes_training else {}
 
     def call(*inputs: Any) -> Any:  # noqa: ANN401 - arrays, in structures
@@ -70,8 +73,7 @@ def function_of(model: Any) -> Function:  # noqa: ANN401 - Keras's
 
 
 def inputs_of(model: Any, label: str) -> tuple[Function, list[Any], tuple[str, ...]]:  # noqa: ANN401
-    """Return the function of a model of known inputs, what these are, and their names: extents that
-    are open are symbols, the first one of all inputs `batch`.
+    """Return the function of a model, the specifications of its inputs, and their names.
 
     Raises ImportModelError for a model that has not been built.
     """
@@ -86,7 +88,7 @@ def inputs_of(model: Any, label: str) -> tuple[Function, list[Any], tuple[str, .
     call = function_of(model)
 
     def flat(*inputs: Any) -> Any:  # noqa: ANN401 - arrays
-        """Return the model's outputs for the leaves of its inputs."""
+        """Call the model on the leaves of its input structure."""
         return call(keras.tree.pack_sequence_as(structure, list(inputs)))
 
     return flat, specs, names

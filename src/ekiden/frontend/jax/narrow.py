@@ -1,5 +1,5 @@
-"""Integers of 2 and 4 bits and floats of 4 to 8 bits: computed in a wider carrier dtype and rounded
-after each operation.
+"""Narrow dtypes: integers of 2 and 4 bits and floats of 4 to 8 bits, computed in a wider carrier
+dtype and rounded after each operation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True)
 class Grid:
-    """Value set of a small float format, subnormals included, in terms of float32."""
+    """Small float format as a set of float32 values, subnormals included."""
 
     mantissa_bits: int
     bias: int
@@ -27,8 +27,8 @@ class Grid:
     is_signed_zero: bool = True
 
     def nearest(self, x: Expr, keep: Callable[[Expr], Expr]) -> Expr:
-        """Round to the nearest value, halves to even: round(x / q) * q, where q is the spacing at
-        x, a power of two from x's exponent.
+        """Round to the nearest value, ties to even: round(x / q) * q with the spacing q at x, a
+        power of two.
         """
         bits = keep(op.reinterpret(x, "int32"))
         # Clamping the exponent from below gives subnormals the spacing of the smallest normal
@@ -52,7 +52,7 @@ class Grid:
         return op.where(op.equal(rounded, _zero()), _zero(), rounded)
 
     def _of_none(self, x: Expr) -> Expr:
-        """Return the values that infinities and NaN become."""
+        """Return what infinities and NaN become in the format."""
         if self.beyond is not None:
             return op.multiply(x, const(self.beyond, "float32"))
         # without NaN: ml_dtypes has the negative zero for it
@@ -62,7 +62,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Narrow:
-    """Narrow dtype that no operation computes in."""
+    """Narrow dtype, which no operation computes in."""
 
     name: str
     """Its name in ml_dtypes."""
@@ -80,7 +80,7 @@ class Narrow:
         return self.carrier != "float32"
 
     def fitted(self, x: Expr, keep: Callable[[Expr], Expr]) -> Expr:
-        """Round to the nearest representable values; integers wrap to their low bits.
+        """Emit rounding to the nearest representable values; integers wrap to their low bits.
 
         `keep` binds an expression that is read more than once.
         """
@@ -89,9 +89,10 @@ class Narrow:
         return op.cast(op.cast(x, self.stored), self.carrier)
 
     def fitted_array(self, array: Array) -> Array:
-        """Round an array likewise."""
+        """Round an array to the nearest representable values."""
         if self.is_integer:
             unused_bits = 8 - self.bits
+            # Shifting up and down again wraps and sign-extends the low bits.
             low: Array = np.left_shift(array.astype(self.carrier), unused_bits)
             return np.asarray(np.right_shift(low, unused_bits))
         with np.errstate(over="ignore", invalid="ignore"):

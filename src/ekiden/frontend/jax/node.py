@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def describe(operation: ir.Operation, around: str = "") -> str:
-    """Return an operation's name, such as `stablehlo.tanh`, with the line of the user's program
-    where it is known: its own, or that of the call `around` it.
+    """Return an operation's name with its source line, such as `stablehlo.tanh
+    (model.py:12: ...)`.
     """
     source_line = source(str(operation.location)) or around
     return f"{operation.name} ({source_line})" if source_line else str(operation.name)
@@ -41,7 +41,7 @@ _LIBRARIES = f"{os.sep}site-packages{os.sep}"
 
 def source(location: str) -> str:
     """Return the innermost source line outside installed packages, as `model.py:12: y =
-    jnp.tanh(x)`; "" where the location names no file.
+    jnp.tanh(x)`; "" without one.
     """
     frames = _FRAME.findall(location)
     user_frames = [f for f in frames if _LIBRARIES not in f[0]] or frames
@@ -78,7 +78,7 @@ class Node(common.Node):
         """The attributes of a composite, where the node is one whose name has a row."""
 
     def with_inputs(self, inputs: Sequence[Value | None]) -> Self:
-        """Return a copy of the node with other inputs, none of which is complex."""
+        """Return a copy of the node with other inputs, all real."""
         copied = super().with_inputs(inputs)
         copied.whole = copied.inputs
         return copied
@@ -104,11 +104,11 @@ class Node(common.Node):
         return self.has(name) and bool(self.attribute(name).value)
 
     def text(self, name: str) -> str:
-        """Return an attribute that is a string, or the name of a function; "" for an absent one."""
+        """Return a string or symbol attribute; "" for an absent one."""
         return str(self.attribute(name).value) if self.has(name) else ""
 
     def ints(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """Return an attribute that is a list of integers."""
+        """Return an integer array attribute."""
         if not self.has(name):
             return tuple(default)
         attribute = self.attribute(name)
@@ -120,8 +120,8 @@ class Node(common.Node):
         return tuple(int(v) for v in elements)
 
     def word(self, name: str) -> str:
-        """Return the keyword of an enum attribute: `#stablehlo<comparison_direction GE>`
-        is "GE".
+        """Return the keyword of an enum attribute, such as "GE" of `#stablehlo<comparison_direction
+        GE>`.
         """
         return str(self.attribute(name)).rstrip(">").rpartition(" ")[2] if self.has(name) else ""
 
@@ -136,17 +136,17 @@ class Node(common.Node):
         return extents_of(self.operation.results[index].type)
 
     def bits(self, index: int) -> int:
-        """Return the width of an element of an input, of complex numbers of a part."""
+        """Return the width in bits of an input's elements; of complex numbers of a part."""
         return bits_of(self.operation.operands[index].type)
 
     def out_bits(self, index: int = 0) -> int:
-        """Return the width of an element of an output, of complex numbers of a part."""
+        """Return the width in bits of an output's elements; of complex numbers of a part."""
         return bits_of(self.operation.results[index].type)
 
     # Complex numbers.
 
     def part_dtype(self, index: int) -> str:
-        """Return the dtype of an input, of complex numbers that of their parts."""
+        """Return the dtype of an input; of complex numbers that of their parts."""
         return part_dtype_of(self.operation.operands[index].type)
 
     def is_complex_out(self, index: int = 0) -> bool:
@@ -154,16 +154,14 @@ class Node(common.Node):
         return is_complex(self.operation.results[index].type)
 
     def part(self, index: int, which: int) -> Value:
-        """Return the real (0) or imaginary (1) part of an input; a real input is returned
-        as it is.
-        """
+        """Return the real (0) or imaginary (1) part of an input; a real input is its own part."""
         operand = self.whole[index]
         if isinstance(operand, Complex):
             return (operand.real, operand.imaginary)[which]
         return self.value(index)
 
     def parts(self, index: int) -> Parts:
-        """Return both parts of an input; the imaginary part of a real one is 0."""
+        """Return the real and imaginary part of an input; a real input has imaginary part 0."""
         real, imaginary = (self.scope.expr(self.part(index, which)) for which in range(2))
         is_pair = isinstance(self.whole[index], Complex)
         return real, imaginary if is_pair else op.zeros_like(real)
@@ -171,7 +169,7 @@ class Node(common.Node):
     # Regions.
 
     def region(self, index: int = 0) -> ir.Block:
-        """Return the block of a region, or of the function called in its place."""
+        """Return the block of a region, or of the function that is called in its place."""
         regions = self.operation.regions
         if len(regions) > index and len(regions[index].blocks):
             return regions[index].blocks[0]
@@ -183,17 +181,15 @@ class Node(common.Node):
         return self.graph.run(block, inputs)
 
     def run_flat(self, block: ir.Block, inputs: Sequence[Value]) -> list[Value]:
-        """Import a block for inputs of which complex ones are two values, their parts; return its
-        results likewise.
-        """
+        """Import a block with complex inputs and results flattened to their parts."""
         return flat(self.graph.results(block, whole(block.arguments, inputs)))
 
     def shared(self, expr: Expr) -> Expr:
-        """Return an expression that is computed once, however often it is read."""
+        """Emit an expression once, however often its value is read."""
         return self.scope.expr(self.given(expr))
 
     def per_part(self, value: Value | Complex, function: Callable[[Expr], Expr]) -> Value | Complex:
-        """Apply a function to a tensor, to a complex one part by part."""
+        """Apply a function to a tensor; to a complex one part by part."""
         if isinstance(value, Complex):
             real, imaginary = (
                 self.given(function(self.scope.expr(v))) for v in (value.real, value.imaginary)
@@ -208,7 +204,7 @@ class Node(common.Node):
         return self.dims(index, "sizes")
 
     def sizes_of_any_sign(self, index: int) -> list[Dim]:
-        """Return the elements of an input that must follow from shapes, negative ones too."""
+        """Return an input that must follow from shapes as dimensions, which may be negative."""
         operand = self.value(index)
         if not operand.is_known:
             self.needs(index, "padding must follow from shapes")
@@ -217,18 +213,19 @@ class Node(common.Node):
         return [as_attr((as_dim(element),))[0] for element in operand.elements.ravel()]
 
     def static(self, dims: Sequence[Dim], what: str) -> tuple[int, ...]:
-        """Return extents that must be numbers. Raises Unsupported for symbolic ones."""
+        """Return dimensions as numbers; reject symbolic ones."""
         extents = [d if isinstance(d, int) else known(d) for d in dims]
         if None in extents:
             self.unsupported(f"{what} must have constant extents")
         return tuple(d for d in extents if d is not None)
 
     def narrow(self, index: int) -> Expr:
-        """Return an input, or the source of its broadcast, for operators that broadcast by
+        """Return an input, or the source of its broadcast for operators that broadcast
         themselves.
         """
         value = self.value(index)
         array = value.array
+        # A stride-0 array is a splat: one number broadcasts as well and takes no memory.
         if array is not None and array.size > 1 and not any(array.strides):
             return const(array.flat[0])
         expr = self.expr(index)
@@ -238,7 +235,7 @@ class Node(common.Node):
 
 
 def flat(values: Sequence[Value | Complex]) -> list[Value]:
-    """Return real tensors: of complex ones both parts."""
+    """Flatten values to real tensors: both parts of complex ones."""
     return [
         component
         for value in values
@@ -247,9 +244,7 @@ def flat(values: Sequence[Value | Complex]) -> list[Value]:
 
 
 def whole(kinds: Sequence[ir.Value], components: Sequence[Value]) -> Many:
-    """Reassemble real and complex tensors of the types of `kinds` from the parts that `flat`
-    returned.
-    """
+    """Reassemble real and complex values of the given types from their flattened parts."""
     remaining = iter(components)
     return [
         Complex(next(remaining), next(remaining)) if is_complex(kind.type) else next(remaining)
@@ -288,17 +283,17 @@ class Row:
 
 
 def own(rule: ComplexRule) -> Callable[[Converter], ComplexRule]:
-    """Return an `on_complex` that ignores the real converter and uses a rule of its own."""
+    """Return an `on_complex` that replaces the real converter by a rule of its own."""
     return lambda convert: rule
 
 
 def per_part(convert: Converter) -> PairRule:
-    """Return the complex rule that applies the converter to each part: for data movement
+    """Return the complex rule that applies the converter to each part, for data movement
     and sums.
     """
 
     def rule(node: Node) -> Pair:
-        """Return the converter's results for the real and the imaginary parts of all inputs."""
+        """Convert the real and the imaginary parts of all inputs."""
         component_results = []
         for which in range(2):
             inputs = [node.part(i, which) for i in range(len(node.whole))]

@@ -1,6 +1,4 @@
-"""Import of a jax.export program, or of plain StableHLO, as a module: inputs, operations,
-outputs.
-"""
+"""Import of a jax.export program or of plain StableHLO: inputs, operations, outputs."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ class Signature:
 def import_program(
     program: export.Exported, label: str, arguments: Sequence[str] = ()
 ) -> ImportedModule:
-    """Return a module whose `main` computes a program of jax.export.
+    """Import a jax.export program as a module whose `main` computes it.
 
     Its inputs are the leaves of the function's arguments, named as jax.tree_util.keystr does, also
     those that it does not read. Symbolic dimensions keep their names.
@@ -86,7 +84,7 @@ def import_program(
 
 
 def import_stablehlo(data: str | bytes, label: str, function: str = "") -> ImportedModule:
-    """Return a module whose `main` computes a function of StableHLO text or bytecode.
+    """Import a function of StableHLO text or bytecode as a module whose `main` computes it.
 
     Args:
         data: the program.
@@ -114,7 +112,7 @@ def _imported(module: ir.Module, signature: Signature, label: str) -> ImportedMo
 
 
 class _Program:
-    """One import attempt, with the facts known so far about dimensions."""
+    """Import attempt of one program, under the dimension facts known so far."""
 
     def __init__(self, signature: Signature, module: ir.Module, label: str, facts: Facts) -> None:
         self.signature = signature
@@ -124,7 +122,7 @@ class _Program:
         self.graph = Graph(self.walk, module)
 
     def run(self) -> ImportedModule:
-        """Import everything, or raise."""
+        """Import inputs, operations and outputs; raise the collected problems if there are some."""
         block = self.graph.function(self.signature.entry)
         inputs = self._platform()
         arguments = iter(list(block.arguments)[len(inputs) :])
@@ -153,14 +151,14 @@ class _Program:
         )
 
     def _carried(self, value: Value, argument: ir.Value) -> Value:
-        """Return an input cast to the dtype that the program computes with."""
+        """Cast an input to the dtype that the program computes in."""
         dtype = dtype_of(argument.type)
         if value.type.dtype == dtype:
             return value
         return self.scope.bound(op.cast(self.scope.expr(value), dtype))
 
     def _stored(self, value: Value, kind: ir.Type) -> Value:
-        """Return an output cast to the dtype that the program declares."""
+        """Cast an output to the dtype that the program declares."""
         narrow = narrow_of(kind)
         if narrow is None or not narrow.stored:
             return value
@@ -177,7 +175,7 @@ class _Program:
         return [constant(np.array(platforms.index("cpu"), np.int32))]
 
     def _real(self, block: ir.Block, results: Many) -> list[Value]:
-        """Return the outputs. Raises UnsupportedError for complex ones and those without data."""
+        """Return the outputs; reject complex ones."""
         *_, end = block.operations
         kinds = [value.type for value in end.operation.operands]
         for name, kind, result in zip(self.signature.outputs, kinds, results, strict=True):
@@ -221,6 +219,7 @@ def _of_exported(
     block = function.regions[0].blocks[0]
     # A program for several platforms takes the platform's index as its first argument.
     count = 0 if len(program.platforms) == 1 else 1
+    # jax.export drops arguments that the program does not read; they remain inputs of the model.
     read = dict(zip(program.module_kept_var_idx, list(block.arguments)[count:], strict=True))
     inputs = []
     for index, name in enumerate(_input_names(program, read, arguments)):
@@ -235,7 +234,8 @@ def _of_exported(
 
 
 def _stored(aval: jax.core.ShapedArray) -> tuple[tuple[object, ...], str]:
-    """Return the extents and dtype in which an array is stored: of random keys, their words.
+    """Return the extents and dtype in which an array is stored; a random key is stored as its
+    words.
 
     Raises Unsupported for unsupported dtypes.
     """
@@ -248,8 +248,8 @@ def _stored(aval: jax.core.ShapedArray) -> tuple[tuple[object, ...], str]:
 def _input_names(
     program: export.Exported, read: dict[int, ir.Value], arguments: Sequence[str]
 ) -> list[str]:
-    """Return the inputs' names, such as `x` or `params['w']`: the argument leaves as the function
-    names them, or by position.
+    """Return the inputs' names, such as `x` or `params['w']`: leaves of the function's arguments,
+    or positions.
     """
     tree = jax.tree_util.tree_unflatten(program.in_tree, [0] * program.in_tree.num_leaves)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
@@ -264,7 +264,7 @@ def _input_names(
 
 
 def _stated(argument: ir.Value) -> str:
-    """Return the name of an argument in the program, or in the function that it is handed to."""
+    """Return the name of an argument, or of the parameter of the function that it is passed to."""
     name = _named(argument)
     if name:
         return name
@@ -275,7 +275,7 @@ def _stated(argument: ir.Value) -> str:
 
 
 def _named(argument: ir.Value) -> str:
-    """Return the name that an argument has by its location, "" where that is none."""
+    """Return the name in an argument's MLIR location; "" without one."""
     match = _NAME.fullmatch(str(argument.location))
     return match[1].replace("\\22", '"') if match else ""
 
@@ -296,8 +296,8 @@ def _of_callee(call: ir.Operation, index: int) -> str:
 
 
 def _leaf(path: Sequence[object]) -> tuple[str, str]:
-    """Return the argument of (args, kwargs) that contains a leaf, and the path within it: `arg0`
-    and `['w']`.
+    """Split a pytree path of (args, kwargs) into the argument, `arg0`, and the path within it,
+    `['w']`.
     """
     side, first, *inner_path = path
     key = getattr(first, "idx", getattr(first, "key", 0))
@@ -335,7 +335,7 @@ def _of_module(module: ir.Module, entry: str, label: str) -> Signature:
 
 
 def _result_info(function: ir.Operation, index: int) -> str:
-    """Return what JAX calls a result in its own programs, "" in others."""
+    """Return the name that JAX gives to a result of its programs; "" for others."""
     attributes = function.attributes
     result_attributes = attributes["res_attrs"][index] if "res_attrs" in attributes else {}
     return result_attributes[_RESULT].value if _RESULT in result_attributes else ""

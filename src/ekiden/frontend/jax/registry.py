@@ -36,7 +36,7 @@ assert len(TABLE) == sum(len(family.ROWS) for family in FAMILIES), "an operation
 
 
 def find(name: str) -> Row:
-    """Return the row of an operation. Raises Unsupported naming those with the closest names."""
+    """Look up the row of an operation; raise Unsupported with the closest names without one."""
     if name not in TABLE:
         near = nearest(name, TABLE)
         text = f"the operation is not supported{near}; ekiden.frontend.jax.register teaches one"

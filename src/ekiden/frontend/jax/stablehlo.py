@@ -19,17 +19,16 @@ BYTECODE = b"ML\xefR"
 
 
 def context() -> ir.Context:
-    """Return an MLIR context with JAX's dialects that also parses unknown ones, so that their
-    operations are reported by name.
-    """
+    """Create an MLIR context with JAX's dialects."""
     mlir_context = mlir.make_ir_context()
+    # Operations of unknown dialects are then reported by name instead of failing the parser.
     mlir_context.allow_unregistered_dialects = True
     return mlir_context
 
 
 def parsed(data: str | bytes, label: str, within: ir.Context) -> ir.Module:
-    """Parse text or bytecode as a module. Raises ImportModelError with the start of MLIR's message
-    otherwise.
+    """Parse StableHLO text or bytecode as a module. Raises ImportModelError with the start of
+    MLIR's message otherwise.
     """
     if isinstance(data, bytes) and data.startswith(BYTECODE):
         return _of_bytecode(data, label, within)
@@ -42,7 +41,7 @@ def parsed(data: str | bytes, label: str, within: ir.Context) -> ir.Module:
 
 
 def _of_bytecode(data: bytes, label: str, within: ir.Context) -> ir.Module:
-    """Parse a portable artifact, or else plain bytecode."""
+    """Parse a portable artifact, or plain MLIR bytecode."""
     try:
         return stablehlo.deserialize_portable_artifact(within, data)
     except Exception as first:
@@ -54,7 +53,7 @@ def _of_bytecode(data: bytes, label: str, within: ir.Context) -> ir.Module:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first informative line of a message: MLIR's own begin with a heading."""
+    """Return the first informative line of an MLIR message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     informative = [line for line in lines if _ERROR.search(line)] or lines or [type(error).__name__]
     return informative[0][:_SHOWN]
@@ -66,8 +65,8 @@ _SHOWN = 300
 
 
 def decomposed(operation: ir.Operation) -> ir.Module | None:
-    """Decompose a CHLO operation, or one on complex numbers, into a module of simpler operations
-    with jaxlib's passes; None where they leave it.
+    """Decompose a CHLO operation, or one on complex numbers, into simpler operations by jaxlib's
+    passes; None where they leave it.
     """
     stablehlo.register_stablehlo_passes()
     with operation.context, ir.Location.unknown():
@@ -83,12 +82,14 @@ def decomposed(operation: ir.Operation) -> ir.Module | None:
         PassManager.parse(_DECOMPOSE).run(module.operation)
         same = [o.operation for o in block.operations if o.operation.name == operation.name]
         kinds = [value.type for value in operation.operands]
+        # A pass may leave the operation but on other operand types, such as the real parts: that is
+        # progress.
         is_left = any([value.type for value in remaining.operands] == kinds for remaining in same)
         return None if is_left else module
 
 
 def _copied(operation: ir.Operation, operands: list[ir.Value]) -> list[ir.Value]:
-    """Insert a copy of an operation with other operands; return its results."""
+    """Clone an operation with other operands at the insertion point; return its results."""
     copy = operation.clone()
     attributes = copy.attributes
     is_reverse = "is_reverse" in attributes and attributes["is_reverse"].value
@@ -115,8 +116,8 @@ _DECOMPOSE = (
 
 
 def entry_of(module: ir.Module, requested: str, label: str) -> str:
-    """Return the name of a program's entry function: the requested one, or else `main`, or the only
-    public one.
+    """Return the name of a program's entry function: the requested one, `main`, or the only public
+    one.
 
     Raises ImportModelError, listing the functions, where there is none.
     """
@@ -161,7 +162,7 @@ _TEXT = re.compile(rb"(\s|//[^\n]*\n|#\w+ = [^\n]*\n)*(\"builtin\.module\"|modul
 
 
 def bytecode_of(module: ir.Module) -> bytes:
-    """Return a module as bytecode, which another context of MLIR can read."""
+    """Serialize a module to bytecode, which another MLIR context can read."""
     buffer = BytesIO()
     module.operation.write_bytecode(buffer)
     return buffer.getvalue()

@@ -1,5 +1,5 @@
-"""External data: weights in files beside a model's, their declared location, and the safe opening
-of such a file.
+"""External data of ONNX models: weight files beside the model, their declared ranges, and their
+safe opening.
 
     external_data {location: "weights.bin", offset: "4096", length: "1048576"}
       ->  external_location(tensor) == ("weights.bin", 4096, 1048576)
@@ -27,9 +27,10 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 def place_of(tensor: onnx.TensorProto) -> tuple[str, int, int] | None:
-    """Return (location, offset, length in bytes) of a tensor's external data. The length follows
-    from the shape and the element type where the model states none. Return None for element
-    types that are not stored as plain bytes, for unknown keys and for malformed numbers.
+    """Return (location, offset, length in bytes) of a tensor's external data; None if it cannot be
+    mapped in place. The length follows from the shape and the element type where the model
+    states none. Return None for element types that are not stored as plain bytes, for unknown
+    keys and for malformed numbers.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     is_known = entries.keys() <= _KEYS and len(entries) == len(tensor.external_data)
@@ -53,20 +54,22 @@ _BITS = {
 
 
 def bytes_of(tensor: onnx.TensorProto) -> int:
-    """Return how many bytes the elements of a tensor take."""
+    """Return the size of a tensor's elements in bytes; elements of 2 and 4 bits are packed."""
     plain = PLAIN.get(tensor.data_type)
     bits = _BITS.get(tensor.data_type, 8) if plain is None else 8 * plain[0]().itemsize
     return int(math.prod(tensor.dims) * bits + 7) // 8
 
 
 def _is_size(text: str) -> bool:
+    # isdigit alone also accepts the digits of other scripts.
+    """Return whether a text is a non-negative decimal number below 10**19."""
     return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def opened(folder: str, location: str) -> int | None:
-    """Open a file below a folder, one path component at a time, so that no symbolic link leads
-    outside. Return the file descriptor, which the caller owns; None for what is not a regular
-    file with a single hard link, or cannot be opened.
+    """Open a regular file below a folder, component by component, and return its descriptor; None
+    if a link leads outside. Return the file descriptor, which the caller owns; None for what is
+    not a regular file with a single hard link, or cannot be opened.
     """
     *folders, name = location.split("/")
     if location.startswith("/") or ".." in folders or name in ("", ".", ".."):
@@ -81,6 +84,7 @@ def opened(folder: str, location: str) -> int | None:
     except (OSError, ValueError):  # ValueError: a zero byte in a name
         return None
     status = os.fstat(handle)
+    # A second hard link could let a model read a file that lies outside of its folder.
     if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
         return handle
     os.close(handle)
@@ -88,7 +92,7 @@ def opened(folder: str, location: str) -> int | None:
 
 
 def _inside(folder: int, name: str, flags: int) -> int:
-    """Open a name relative to a folder's descriptor, and close that descriptor. Raises OSError."""
+    """Open a name relative to a folder's descriptor, which is closed."""
     try:
         return os.open(name, flags, dir_fd=folder)
     finally:

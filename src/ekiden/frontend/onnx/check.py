@@ -1,5 +1,5 @@
-"""Checks of a model before any node is imported: operators, opsets and attributes that no row of
-the converter table supports, in the graph and in the graphs inside its nodes.
+"""Validation of a model before import: operators, opsets and attributes without support, also in
+subgraphs and functions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_operators(
     label: str,
     functions: Functions,
 ) -> None:
-    """Raise UnsupportedError for all nodes whose operator, opset or attributes no row has."""
+    """Raise UnsupportedError that names every node without a supporting converter row."""
     problems = problems_of(nodes, versions, functions)
     raise_problems([f"{describe(n)}: {p}" for n, p in problems], label)
 
@@ -41,7 +41,7 @@ def problems_of(
     functions: Functions,
     inside_functions: bool = True,
 ) -> list[tuple[onnx.NodeProto, str]]:
-    """Return each node that cannot be imported with the reason.
+    """Return (node, reason) for each node that cannot be imported.
 
     Nodes of nested graphs come after the node that holds them, those of model-local functions after
     the first node that calls the function.
@@ -73,15 +73,13 @@ def problems_of(
 
 
 def domain_of(node: onnx.NodeProto) -> str:
-    """Return the domain of an operator; "" for ONNX's own, also where the model writes
-    "ai.onnx".
-    """
+    """Return the domain of an operator, with "ai.onnx" written as ""."""
     return "" if node.domain in DEFAULT_DOMAINS else node.domain
 
 
 def schema_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
-    """Return the opset in which the operator's schema was last changed (`since_version`); the
-    stated version for domains that ONNX does not define.
+    """Return the opset of the operator's last schema change (`since_version`); the imported version
+    outside of ONNX's domains.
     """
     domain = domain_of(node)
     stated = versions.get(domain, 1)
@@ -97,9 +95,8 @@ def stated_version(node: onnx.NodeProto, versions: Mapping[str, int]) -> int:
 
 
 def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> Row | None:
-    """Return the row of the converter table for a node; None if there is none for its version. Rows
-    begin where an operator's meaning changed, so the schema registry need not be queried for
-    `since_version`.
+    """Return the converter row with the highest `since` not above the node's opset; None if there
+    is none.
     """
     # Newer rows describe changed semantics, so the latest one not above the stated version holds.
     version = stated_version(node, versions)
@@ -109,6 +106,7 @@ def find_row(node: onnx.NodeProto, versions: Mapping[str, int]) -> Row | None:
 
 
 def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[str]:
+    """Return the reasons why one node cannot be imported."""
     domain = domain_of(node)
     declared = signature(domain, node.op_type, stated_version(node, versions))
     if (domain, node.op_type) not in TABLE:
@@ -124,6 +122,7 @@ def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[st
         oldest = min(r.since for r in TABLE[domain, node.op_type])
         return [f"opset {versions.get(domain, 1)} is not supported; expected {oldest} or newer"]
     problems = _attribute_problems(node, row, versions)
+    # Converters that users register may take attributes and inputs outside of the schema.
     if declared is None or row.is_users:
         return problems
     problems += signature_problems(node, declared)
@@ -131,7 +130,7 @@ def _node_problems(node: onnx.NodeProto, versions: Mapping[str, int]) -> list[st
 
 
 def _unread_inputs(node: onnx.NodeProto, row: Row, declared: Signature) -> Iterator[str]:
-    """Yield a message for each input of a node that its row does not read."""
+    """Yield a message for each present input that the converter row does not read."""
     if row.inputs:
         for index, name in enumerate(node.input):
             parameter = declared.name_of_input(index)
@@ -140,6 +139,7 @@ def _unread_inputs(node: onnx.NodeProto, row: Row, declared: Signature) -> Itera
 
 
 def _attribute_problems(node: onnx.NodeProto, row: Row, versions: Mapping[str, int]) -> list[str]:
+    """Return messages for attributes that are missing, unknown, or of an unsupported value."""
     graphs = row.graphs.split()
     supported = [*graphs, *row.attributes.split()]
     present = {a.name for a in node.attribute}
@@ -166,7 +166,7 @@ def _attribute_problems(node: onnx.NodeProto, row: Row, versions: Mapping[str, i
 def _is_default(
     node: onnx.NodeProto, attribute: onnx.AttributeProto, versions: Mapping[str, int]
 ) -> bool:
-    """Return whether an attribute equals the default that its schema declares."""
+    """Return whether an attribute equals its default in the operator's schema."""
     # Exporters write attributes at their default values, also ones that no row supports.
     version = stated_version(node, versions)
     try:

@@ -1,6 +1,5 @@
-"""Signatures of operators outside of ONNX: those of com.microsoft, as ONNX Runtime documents them
-(docs/ContribOperators.md), and experimental ones that ONNX dropped before version 1.0. Rows are
-written as in ekiden.frontend.onnx.signature_table.
+"""Operator signatures outside of ONNX: com.microsoft's (docs/ContribOperators.md of ONNX Runtime)
+and removed experimental ones. Rows are written as in ekiden.frontend.onnx.signature_table.
 """
 
 from __future__ import annotations

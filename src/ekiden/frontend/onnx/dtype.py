@@ -1,4 +1,4 @@
-"""ONNX element types and the dtypes they map to."""
+"""ONNX element types (TensorProto.DataType) and their Relay dtypes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ their bytes are those of the array."""
 
 
 def from_onnx_dtype(element_type: int) -> str:
-    """Return our dtype name of an ONNX element type.
+    """Return the Relay dtype of an ONNX element type; raise Unsupported for others.
 
     Raises Unsupported for strings and complex numbers.
     """

@@ -1,4 +1,6 @@
-"""Operators that ONNX defines by a function: the nodes of its body in place of the node."""
+"""Function bodies of ONNX operators: a node is replaced by the nodes of the function that defines
+it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ MAX_PREFIX = 200
 
 
 def has_function(proto: onnx.NodeProto, domain: str, version: int) -> bool:
-    """Return whether ONNX defines the operator by a function at that version."""
+    """Return whether the operator's schema has a function body at that opset."""
     try:
         schema = onnx.defs.get_schema(proto.op_type, version, domain)
     except onnx.defs.SchemaError:
@@ -29,12 +31,14 @@ def has_function(proto: onnx.NodeProto, domain: str, version: int) -> bool:
 def defined_by(
     proto: onnx.NodeProto, domain: str, version: int, inputs: Sequence[Value | None]
 ) -> onnx.FunctionProto:
-    """Return the function that ONNX defines a node by, specialised to the types of its inputs where
-    it is context dependent.
+    """Return the FunctionProto of a node's schema, specialised to its input types where it is
+    context dependent.
     """
     schema = onnx.defs.get_schema(proto.op_type, version, domain)
     function = onnx.FunctionProto()
     if schema.has_function:
+        # A function body may be written for several opsets of its inner operators; the newest
+        # imported one holds.
         versions = [v for v in schema.function_opset_versions if v <= version]
         chosen = max(versions, default=schema.function_opset_versions[0])
         function.ParseFromString(schema.get_function_with_opset_version(chosen))
@@ -53,15 +57,15 @@ def defined_by(
 def body(
     function: onnx.FunctionProto, proto: onnx.NodeProto, label: str
 ) -> tuple[list[onnx.NodeProto], dict[str, int]]:
-    """Return the nodes of a function's body inlined for a calling node, and the opset versions of
-    their operators. Tensors inside are prefixed with the node's name; absent inputs and outputs
-    stay absent.
+    """Inline a function for a calling node; return its nodes in topological order and their opset
+    versions.
     """
     prefix = _prefix(describe(proto))
     names = dict(zip(function.input, proto.input, strict=False))
     # Fewer actual than formal inputs: trailing optional inputs are absent (an empty name in ONNX
     # IR).
     names.update(dict.fromkeys(function.input[len(proto.input) :], ""))
+    # An output that the caller does not name keeps a private name inside of the body.
     names.update({f: o for f, o in zip(function.output, proto.output, strict=False) if o})
     attributes = _attributes(function, proto)
     graph = onnx.GraphProto()
@@ -79,18 +83,21 @@ def body(
 
 
 def _prefix(call: str) -> str:
-    """Return what the names of a body begin with. In deep chains of calls a digest stands for most
-    of it: whole, all names together would grow by the square of the depth."""
+    """Return the prefix of the names inside a call, shortened by a hash where the call's name is
+    long.
+    """
     if len(call) <= MAX_PREFIX:
         return f"{call}/"
+    # Nested calls would otherwise make names whose lengths grow with each level.
     digest = hashlib.sha256(call.encode()).hexdigest()[:16]
     return f"{call[: MAX_PREFIX // 2]}...{digest}/"
 
 
 def _rename_all(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> None:
-    """Rename every tensor of a node and of its subgraphs, which see the names of the body."""
+    """Qualify every tensor name of a node and of its subgraphs."""
 
     def rename(name: str) -> str:
+        """Return the caller's name of a formal parameter, otherwise the prefixed name."""
         return names.get(name, f"{prefix}{name}") if name else ""
 
     stack = [node]
@@ -105,7 +112,7 @@ def _rename_all(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> 
 
 
 def _passed_through(function: onnx.FunctionProto, proto: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return Identity nodes for outputs of a function that are its inputs."""
+    """Return Identity nodes for the outputs of a function that are also its inputs."""
     actual_names = dict(zip(function.input, proto.input, strict=False))
     return [
         onnx.helper.make_node("Identity", [actual_names[f]], [o])
@@ -117,8 +124,8 @@ def _passed_through(function: onnx.FunctionProto, proto: onnx.NodeProto) -> list
 def _attributes(
     function: onnx.FunctionProto, proto: onnx.NodeProto
 ) -> dict[str, onnx.AttributeProto]:
-    """Return the values that references to a function's attributes resolve to: the caller's
-    attribute, or the default.
+    """Return the attribute values of a call: the caller's, otherwise the function's or schema's
+    default.
     """
     values = {a.name: a for a in function.attribute_proto}
     try:
@@ -133,8 +140,8 @@ def _attributes(
 
 
 def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> None:
-    """Substitute values for references to attributes (`ref_attr_name`), in subgraphs too.
-    References to absent attributes are dropped.
+    """Replace references to function attributes (`ref_attr_name`) by their values, in subgraphs
+    too. References to absent attributes are dropped.
     """
     stack = [node]
     while stack:
@@ -148,6 +155,7 @@ def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.Attribu
                 value.CopyFrom(attributes[attribute.ref_attr_name])
                 value.name = attribute.name
                 bound.append(value)
+        # Copies, because `del` frees the messages that the repeated field owns.
         copied = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in bound]
         del inner.attribute[:]
         inner.attribute.extend(copied)
@@ -155,7 +163,7 @@ def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.Attribu
 
 
 def _type_proto(value: Value | None) -> onnx.TypeProto:
-    """Return the type of a value as an ONNX TypeProto; an empty one for an absent input."""
+    """Return the TypeProto of a value; an empty one for an absent input."""
     if value is None or not isinstance(value.type, TensorType):
         return onnx.TypeProto()
     kinds = {ours: theirs for theirs, ours in DTYPES.items()}

@@ -1,5 +1,5 @@
-"""Import of one graph of a model, the main one or one inside a node: its scope of names, and the
-walk over its nodes in topological order, each through its row of the converter table.
+"""Import of one graph of an ONNX model, main or nested: its name scope, and the conversion of its
+nodes in topological order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ else:
 
 
 class Shared(Walk):
-    """State that all graphs of one import share: opset versions, model-local functions, scope and
+    """State shared by all graphs of an import: opset versions, model-local functions, scope and
     problems.
     """
 
@@ -66,7 +66,7 @@ class Shared(Walk):
 
 @dataclass(slots=True, eq=False)
 class Body:
-    """A function body whose remaining nodes are imported in place of a call."""
+    """An iterator over the remaining nodes of an inlined function."""
 
     call: str
     """The node that calls it; empty for the graph itself."""
@@ -75,8 +75,8 @@ class Body:
 
 
 class Graph:
-    """A graph that is being imported. Names that it does not define are looked up in the enclosing
-    graph.
+    """Importer of one graph: its values by name, its initializers, and the graph around it. Names
+    that it does not define are looked up in the enclosing graph.
     """
 
     def __init__(
@@ -99,11 +99,11 @@ class Graph:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the graph's inputs, without those that have an initializer."""
+        """Return the names of the graph's inputs that have no initializer."""
         return [i.name for i in self.proto.input if i.name not in self.weights]
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Import the graph for these inputs and return its outputs.
+        """Import the graph for the given inputs and return its outputs.
 
         Raises Unsupported when a node is; NodeError for one that does not fit its inputs.
         """
@@ -118,19 +118,20 @@ class Graph:
         return [self.output(o.name) for o in self.proto.output]
 
     def walk(self) -> None:
-        """Import the nodes, those of a function in the place of each that calls it, and those that
-        follow a value of several ranks once for each (see ekiden.frontend.common.cases).
+        """Import all nodes; function calls are inlined, and nodes after a value of several ranks
+        are imported once per rank.
 
         Raises Unsupported where outputs may have too many combinations of ranks.
         """
         for position, node in enumerate(self.nodes):
             self._position = position
             self._import([Body("", iter([node]), self.versions)])
+            # Ends the per-rank import as soon as no later node reads a value of several ranks.
             self.values.try_end(partial(self._live, position))
         self.values.finish([o.name for o in self.proto.output])
 
     def _import(self, bodies: list[Body]) -> None:
-        """Import the nodes of bodies, the last body first."""
+        """Import the nodes of a stack of bodies; a call pushes its function's body."""
         while bodies:
             node = next(bodies[-1].nodes, None)
             if node is None:
@@ -139,6 +140,8 @@ class Graph:
             try:
                 called = self._node(node, bodies[-1].versions)
             except (NodeError, UnsupportedError) as error:
+                # Deep nesting is cut to the innermost CHAIN calls, so that the error stays
+                # readable.
                 for body in bodies[: -CHAIN - 1 : -1]:
                     if body.call:
                         error.add_note(f"inside {body.call}")
@@ -149,8 +152,8 @@ class Graph:
     # Names.
 
     def value(self, name: str) -> Value | None:
-        """Return the value of a name, looked up in the enclosing graphs too; None if a node that
-        was reported as unsupported produces it.
+        """Return the value of a name in this graph or an enclosing one; None if its node was
+        unsupported.
         """
         # ONNX scoping: a subgraph sees the names of all graphs around it (IR specification, static
         # scoping).
@@ -165,15 +168,13 @@ class Graph:
         return None
 
     def output(self, name: str) -> Value:
-        """Return the value of a name that must be defined."""
+        """Return the value of a name, which must be defined."""
         value = self.value(name)
         assert value is not None, f"{name!r} is not made: reported before"
         return value
 
     def weight(self, name: str) -> Value:
-        """Return the value of an initializer. Raises ImportModelError for one whose data do not fit
-        its type and shape, UnsupportedError for an element type that tensors cannot have.
-        """
+        """Return an initializer as a constant value."""
         label, proto = self.shared.label, self.weights[name]
         try:
             if isinstance(proto, onnx.SparseTensorProto):
@@ -196,9 +197,7 @@ class Graph:
         return value
 
     def _live(self, position: int, of_bodies: bool = False) -> list[str]:
-        """Return the names of several ranks that are read behind the node of a position; with those
-        that only the bodies of functions read which stand for the next node, if `of_bodies`.
-        """
+        """Return the names of several ranks that are read after a node."""
         if not self._reads:
             self._reads.update((n, i) for i, node in enumerate(self.nodes) for n in reads(node))
             self._reads.update((o.name, len(self.nodes)) for o in self.proto.output)
@@ -208,7 +207,9 @@ class Graph:
     # Nodes.
 
     def _node(self, proto: onnx.NodeProto, versions: Mapping[str, int]) -> Body | None:
-        """Import a node; return the body of the function that it calls, which stands for it."""
+        """Import a node, once per rank of its inputs; return the body to inline if it calls a
+        function.
+        """
         names = list(dict.fromkeys(reads(proto))) if self.values.ranked else []
         if self.values.of_ranks(names):
             self.values.import_in_cases(
@@ -231,6 +232,9 @@ class Graph:
     def _convert(
         self, proto: onnx.NodeProto, versions: Mapping[str, int], inputs: Sequence[Value | None]
     ) -> Body | None:
+        """Apply the node's converter row and bind its outputs; return the body to inline if it
+        calls a function.
+        """
         local = self.shared.functions.get(key_of(proto))
         if local is not None:
             return self._expand(proto, local, versions)
@@ -246,6 +250,7 @@ class Graph:
             self._makers,
         )
         declared = None
+        # The schema does not bind converters that users register.
         if row is None or not row.is_users:
             declared = signature(domain_of(proto), node.op_type, node.opset)
         if declared is not None:
@@ -267,9 +272,8 @@ class Graph:
     def _expand(
         self, proto: onnx.NodeProto, function: onnx.FunctionProto, around: Mapping[str, int]
     ) -> Body | None:
-        """Return the nodes of the function that defines an operator; domains that it gives no
-        version of have that of the graph `around` it. None where there are some that it cannot
-        import, which are noted.
+        """Return the body of a function for a call, or None if it has unsupported nodes. None where
+        there are some that it cannot import, which are noted.
         """
         nodes, stated = function_body.body(function, proto, self.shared.label)
         versions = {**around, **stated}
@@ -282,7 +286,7 @@ class Graph:
         return None if problems else Body(describe(proto), iter(nodes), versions)
 
     def _chain(self, proto: onnx.NodeProto) -> list[str]:
-        """Return descriptions of the nodes that led to one, the nearest first."""
+        """Return descriptions of the node's producers, breadth first from the nearest."""
         descriptions: dict[str, None] = {}
         waiting = [proto]
         while waiting and len(descriptions) <= CHAIN:
@@ -295,8 +299,8 @@ class Graph:
 
 
 def _converted(row: Row, node: Node, declared: Signature | None) -> Result:
-    """Return the result of a row's converter for a node. Raises Unsupported for an input that the
-    converter would ignore.
+    """Apply a converter to a node after constant evaluation; raise Unsupported for an input that
+    stays unread.
     """
     is_text = has_text(node)
     folded = None if is_text else shape_value.evaluate(node)

@@ -1,4 +1,4 @@
-"""Import of an ONNX model as a module: its inputs, the walk over its graph, its outputs."""
+"""Import of an ONNX model as a module: inputs, graph, outputs and metadata."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def from_onnx(
 def import_onnx(
     model: Source, shape: Shapes | None = None, opset: int | None = None, freeze_params: bool = True
 ) -> ImportedModule:
-    """Import an ONNX model like `from_onnx`, and return the module with its metadata beside it.
+    """Import an ONNX model and return the module with its metadata.
 
     Args:
         model: a path, bytes or ModelProto.
@@ -94,6 +94,7 @@ def import_onnx(
 def _imported(
     proto: onnx.ModelProto, label: str, opset: int | None, shapes: Shapes, freeze_params: bool
 ) -> ImportedModule:
+    """Import a parsed model, repeated with the dimension facts that failed attempts found."""
     check_names(proto.graph, label)
     versions = opsets(proto, label, opset)
     functions = local_functions(proto, label)
@@ -101,6 +102,7 @@ def _imported(
 
     # An attempt that learns a dimension is repeated with it until nothing new is found.
     def attempt(facts: Facts) -> ImportedModule:
+        """Run one attempt with the known facts."""
         shared = Shared(versions, label, Scope(facts, set()), functions)
         return _Import(proto.graph, shared, shapes, freeze_params).run()
 
@@ -108,7 +110,7 @@ def _imported(
 
 
 class _Import:
-    """One attempt at an import, with the facts about dimensions that earlier attempts found."""
+    """One attempt at an import, with the dimension facts of earlier attempts."""
 
     def __init__(
         self,
@@ -127,8 +129,9 @@ class _Import:
         self.graph = Graph(proto, self.shared)
 
     def run(self) -> ImportedModule:
-        """Import everything, or raise."""
+        """Import the whole model or raise."""
         self._check_shapes([i.name for i in self.proto.input])
+        # Before IR version 4 every initializer is an input too, and may be fed.
         for name in self.shapes:  # a weight that a shape is given for is an input
             self.graph.weights.pop(name, None)
         inputs = [i for i in self.proto.input if i.name not in self.graph.weights]
@@ -174,7 +177,9 @@ class _Import:
         )
 
     def _check_outputs(self, outputs: Mapping[str, Value]) -> None:
-        """Raise UnsupportedError for values that cannot leave a program."""
+        """Raise UnsupportedError for outputs that a program cannot return, such as absent
+        optionals.
+        """
         for name, value in outputs.items():
             reason = "an optional value that is absent" if isinstance(value, Absent) else ""
             try:
@@ -187,6 +192,7 @@ class _Import:
     # Inputs and weights.
 
     def _check_shapes(self, names: Sequence[str]) -> None:
+        """Raise ImportModelError for given shapes whose name is no input."""
         unknown = [repr(n) for n in self.shapes if n not in names]
         if unknown:
             have = ", ".join(repr(n) for n in names if n not in self.graph.weights)
@@ -198,8 +204,8 @@ class _Import:
             )
 
     def _stated_shape(self, info: onnx.ValueInfoProto) -> tuple[int | str, ...] | None:
-        """Return the shape of an input as error messages write it; None where its rank is not
-        known.
+        """Return an input's shape as numbers and dimension names; None where its rank is
+        unknown.
         """
         held = _held(info.type)
         override = self.shapes.get(info.name)
@@ -219,6 +225,7 @@ class _Import:
         return stated_shape(info.name, declared)
 
     def _input(self, info: onnx.ValueInfoProto) -> None:
+        """Declare a graph input: a tensor, a sequence, or an absent optional."""
         if info.name in self.shapes and self.shapes[info.name] is None:
             self.graph.values.put_constant(info.name, Absent())
             return
@@ -233,9 +240,7 @@ class _Import:
             raise UnsupportedError(f"import {self.label}: input {info.name!r} must be {what}")
 
     def _sequence(self, name: str, element: onnx.TypeProto) -> None:
-        """Declare an input that is a sequence: one tensor for each shape that is given, otherwise a
-        run-time list.
-        """
+        """Declare a sequence input: one tensor per given shape, otherwise a run-time list."""
         shapes = self.shapes.get(name)
         if shapes is not None:
             items = []
@@ -259,6 +264,7 @@ class _Import:
         self.graph.values.put_constant(name, sequence_of(self.main.object(name, kind), kind))
 
     def _tensor(self, info: onnx.ValueInfoProto) -> Value:
+        """Declare a tensor input as a variable of main."""
         kind = info.type.tensor_type
         # Strings are tensors of bytes with one more axis.
         if kind.elem_type == onnx.TensorProto.STRING:
@@ -274,22 +280,21 @@ class _Import:
         return self.main.tensor(info.name, type_)
 
     def _text(self, info: onnx.ValueInfoProto) -> Value:
-        """Declare an input that is a tensor of strings: uint8, with one more last dimension for the
-        bytes.
-        """
+        """Declare a string tensor: uint8, with one more axis for the UTF-8 bytes."""
         width = self.scope.symbol(f"{clean_name(info.name) or 'input'}_bytes")
         self.texts.append(info.name)
         value = self.main.tensor(info.name, TensorType((*self._shape(info), width), "uint8"))
         return TextValue(self.scope.expr(value), value.type)
 
     def _shape(self, info: onnx.ValueInfoProto) -> tuple[PrimExpr, ...]:
+        """Return an input's dimensions as expressions over the dimension variables of main."""
         override = self.shapes.get(info.name)
         stated = [_stated(d) for d in info.type.tensor_type.shape.dim]  # checked by _stated_shape
         dims = stated if override is None else given_dims(info.name, override)
         return tuple(self.main.dim(info.name, axis, d) for axis, d in enumerate(dims))
 
     def _weights_as_params(self) -> None:
-        """Turn the floating-point weights that nodes read into parameters of main."""
+        """Turn the floating-point initializers that nodes read into parameters of main."""
         # Weights that no node reads would become parameters without a use.
         used = {i for n in self.graph.nodes for i in n.input}
         for name in self.graph.weights:
@@ -300,13 +305,14 @@ class _Import:
 
 
 def _stated(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    """Return a declared dimension: a number, a name, or None."""
     if dim.HasField("dim_value"):
         return int(dim.dim_value)
     return str(dim.dim_param) or None
 
 
 def _dtype_text(info: onnx.ValueInfoProto) -> str:
-    """Return the dtype of an input or output, as far as the model states it."""
+    """Return the dtype name of a graph input or output; OBJECT_DTYPE for what is no tensor."""
     kind = _held(info.type)
     if not kind.HasField("tensor_type"):
         return OBJECT_DTYPE
@@ -319,5 +325,5 @@ def _dtype_text(info: onnx.ValueInfoProto) -> str:
 
 
 def _held(kind: onnx.TypeProto) -> onnx.TypeProto:
-    """Return the element type of an optional type; the type itself where it is not optional."""
+    """Return the element type of an optional type; other types unchanged."""
     return kind.optional_type.elem_type if kind.HasField("optional_type") else kind

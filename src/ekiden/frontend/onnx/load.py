@@ -1,5 +1,5 @@
-"""Reading a model file and checking what an import relies on: that it is one, its opsets, its
-names, its order.
+"""Loading and validation of an ONNX model: parsing, external data, opsets, names, functions,
+topological order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Source: TypeAlias = str | os.PathLike[str] | bytes | onnx.ModelProto
 def read_model(
     source: Source, weights: Weights | None = None
 ) -> tuple[onnx.ModelProto, str, tuple[str, ...]]:
-    """Read and parse a model.
+    """Load a model; return it with its label for messages and the names of its external data files.
 
     With `weights`, large weights are registered there and stay out of the message.
 
@@ -64,9 +64,7 @@ def read_model(
 
 
 def _told_apart(path: str, label: str, error: ImportModelError) -> None:
-    """Raise ImportModelError naming the format of a file that is not ONNX but that another frontend
-    reads.
-    """
+    """Raise ImportModelError if another frontend recognises the file's format."""
     row = frontend_of(path)
     if row is not None and row is not frontend("onnx"):
         text = f"import {label}: expected an ONNX model, got {row.model}"
@@ -74,7 +72,7 @@ def _told_apart(path: str, label: str, error: ImportModelError) -> None:
 
 
 def _read(path: str, weights: Weights | None) -> memoryview:
-    """Return the bytes of a file; memory-mapped where large weights stay in it."""
+    """Return the bytes of a file, memory-mapped if its large weights are to stay there."""
     mapping = None if weights is None else weights.files.map(path)
     if mapping is not None:
         return mapping
@@ -83,6 +81,7 @@ def _read(path: str, weights: Weights | None) -> memoryview:
 
 
 def _parse(data: bytes | memoryview, label: str, weights: Weights | None) -> onnx.ModelProto:
+    """Parse a ModelProto, with the large weights cut out if a registry is given."""
     try:
         return onnx.ModelProto.FromString(data if weights is None else weights.without(data))
     except DecodeError as error:
@@ -93,16 +92,14 @@ def _parse(data: bytes | memoryview, label: str, weights: Weights | None) -> onn
 
 
 def _outside(model: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, str]]:
-    """Yield the tensors whose data are external, with the file that holds them."""
+    """Yield each tensor with external data and the file that holds it."""
     for tensor in _tensors(model):
         if tensor.data_location == onnx.TensorProto.EXTERNAL and number_of(tensor) is None:
             yield tensor, next((e.value for e in tensor.external_data if e.key == "location"), "")
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield the initializers and the tensors of attributes, those inside nodes and
-    functions too.
-    """
+    """Yield all initializers and attribute tensors, also of subgraphs and functions."""
     yield from model.graph.initializer
     yield from _sparse_parts(model.graph)
     for node in _inside([*model.graph.node, *(n for f in model.functions for n in f.node)]):
@@ -121,6 +118,7 @@ def _sparse_parts(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _check_weights_are_here(model: onnx.ModelProto) -> None:
+    """Raise ImportModelError for external data of a model without a path."""
     for weight, file in _outside(model):
         raise ImportModelError(
             f"import model: the weight {weight.name!r} lies in the file {file!r}, and a model "
@@ -132,8 +130,9 @@ def _check_weights_are_here(model: onnx.ModelProto) -> None:
 def _find_external_data(
     model: onnx.ModelProto, path: str, label: str, weights: Weights | None
 ) -> None:
-    """Map the external data of a model's weights. Data that are not plain bytes of regular files,
-    and all data without `weights`, are left to the package onnx to read or to reject.
+    """Map the external data of a model's weights, or load what cannot be mapped. Data that are not
+    plain bytes of regular files, and all data without `weights`, are left to the package onnx to
+    read or to reject.
     """
     folder = os.path.dirname(path) or os.curdir
     for weight, file in list(_outside(model)):
@@ -149,6 +148,7 @@ def _find_external_data(
 def _load_external_data(weight: onnx.TensorProto, folder: str, label: str) -> None:
     # onnx reads to the end of the file without a length, which takes in the weights stored after
     # this one.
+    """Load one tensor's external data into its message."""
     if all(entry.key != "length" for entry in weight.external_data):
         weight.external_data.add(key="length", value=str(bytes_of(weight)))
     try:
@@ -162,6 +162,7 @@ def _load_external_data(weight: onnx.TensorProto, folder: str, label: str) -> No
 
 
 def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    """Validate that a message is a model with a graph and opset imports, and return it."""
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
         raise ImportModelError(
             f"import {label}: expected an ONNX model, got one without a graph "
@@ -176,7 +177,9 @@ def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
 def initializers(
     graph: onnx.GraphProto,
 ) -> list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]]:
-    """Return the weights of a graph with their names; a sparse one has that of its values."""
+    """Return (name, tensor) of a graph's initializers; a sparse one goes by the name of
+    its values.
+    """
     weights: list[tuple[str, onnx.TensorProto | onnx.SparseTensorProto]] = []
     weights += ((t.name, t) for t in graph.initializer)
     # SparseTensorProto has no name of its own.
@@ -185,7 +188,7 @@ def initializers(
 
 
 def _check_text(model: onnx.ModelProto, label: str) -> None:
-    """Raise ImportModelError where a name is not text: such a one comes as bytes."""
+    """Raise ImportModelError for a name that is not UTF-8, which protobuf gives as bytes."""
     nodes = [*model.graph.node, *(n for f in model.functions for n in f.node)]
     names = [v.name for v in (*model.graph.input, *model.graph.output)]
     names += (name for name, _ in initializers(model.graph))
@@ -215,8 +218,8 @@ Functions = Mapping[Key, onnx.FunctionProto]
 
 
 def local_functions(model: onnx.ModelProto, label: str) -> Functions:
-    """Return the functions that a model defines, by (domain, name, overload). Raises
-    ImportModelError where they are recursive or expand to more than MAX_EXPANDED nodes.
+    """Return the model-local functions by (domain, name, overload). Raises ImportModelError where
+    they are recursive or expand to more than MAX_EXPANDED nodes.
     """
     functions = {
         ("" if f.domain == "ai.onnx" else f.domain, f.name, f.overload): f for f in model.functions
@@ -234,8 +237,8 @@ def local_functions(model: onnx.ModelProto, label: str) -> Functions:
 
 
 def _sizes(calls: Mapping[Key, Counter[Key]], label: str) -> dict[Key, int]:
-    """Return how many nodes each function expands to, called functions included; `calls` counts the
-    operators of each body. Raises ImportModelError for recursion.
+    """Return the number of nodes that each function expands to, nested calls included. Raises
+    ImportModelError for recursion.
     """
     inner = {key: [c for c in called if c in calls] for key, called in calls.items()}
     callers: dict[Key, list[Key]] = {key: [] for key in calls}
@@ -260,13 +263,12 @@ def _sizes(calls: Mapping[Key, Counter[Key]], label: str) -> dict[Key, int]:
 
 
 def key_of(node: onnx.NodeProto) -> tuple[str, str, str]:
-    """Return (domain, operator, overload), the key under which a model-local function is
-    looked up.
-    """
+    """Return the (domain, operator, overload) that identifies a model-local function."""
     return ("" if node.domain == "ai.onnx" else node.domain, node.op_type, node.overload)
 
 
 def _inside(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of their subgraphs, depth first."""
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -275,10 +277,13 @@ def _inside(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str, int]:
-    """Return domain -> opset version; the default domain is ""; the default domain is "".
+    """Return domain -> opset version, with the default domain's replaced by `override`; raise for
+    unknown versions.
 
     Raises UnsupportedError for ones outside the known range, and for a file of a later format.
     """
+    # Protobuf ignores fields that it does not know: a newer IR could be read wrongly without an
+    # error.
     if model.ir_version > onnx.IR_VERSION:
         raise UnsupportedError(
             f"import {label}: expected an IR version up to {onnx.IR_VERSION}, which the installed "
@@ -299,12 +304,12 @@ def opsets(model: onnx.ModelProto, label: str, override: int | None) -> dict[str
 
 
 def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """Return the graphs inside a node: branches and loop bodies."""
+    """Return the graph attributes of a node: branches and loop bodies."""
     return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else a.graphs)]
 
 
 def names_read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
-    """Return every name that nodes, or nodes and results of the graphs inside them, refer to."""
+    """Return every name read by nodes, and by nodes and results of their subgraphs."""
     names: set[str] = set()
     waiting = list(nodes)
     while waiting:
@@ -317,14 +322,15 @@ def names_read(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 
 def own_names(graph: onnx.GraphProto) -> set[str]:
-    """Return the names that a graph defines: inputs, initializers and results of its nodes."""
+    """Return the names that a graph defines: inputs, initializers and node outputs."""
+    # An empty output name marks an output that the node does not produce.
     names = {i.name for i in graph.input} | {name for name, _ in initializers(graph)}
     return names | {o for n in graph.node for o in n.output if o}
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """Return the tensors of the enclosing graph that a node needs: its inputs and what its
-    subgraphs capture.
+    """Return the tensors that a node reads from its graph: its inputs and the captures of its
+    subgraphs.
     """
     names = [i for i in node.input if i]
     for graph in subgraphs(node):
@@ -335,9 +341,7 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 
 def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = frozenset()) -> None:
-    """Raise ImportModelError when two tensors have one name, or a node reads one that neither its
-    graph nor one around it makes.
-    """
+    """Raise ImportModelError for a name that is defined twice or read but never defined."""
     weights = {name for name, _ in initializers(graph)}
     inputs = [i.name for i in graph.input]
     produced = [o for n in graph.node for o in n.output if o]
@@ -368,6 +372,7 @@ def check_names(graph: onnx.GraphProto, label: str, outer: frozenset[str] = froz
 
 
 def _missing(graph: onnx.GraphProto, defined: frozenset[str]) -> Iterator[str]:
+    """Yield a message for each name that is read but not defined."""
     for node in graph.node:
         for name in node.input:
             if name and name not in defined:
@@ -378,8 +383,7 @@ def _missing(graph: onnx.GraphProto, defined: frozenset[str]) -> Iterator[str]:
 
 
 def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
-    """Return the nodes that the outputs need in topological order; in the file's order if that is
-    topological.
+    """Return the nodes that the outputs need in topological order, in file order if that is one.
 
     Raises ImportModelError naming the nodes of a cycle.
     """
@@ -405,6 +409,7 @@ def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
                     _report_cycle(graph, stack, state, dependency, label)
                 if dependency not in state:
                     stack.append(dependency)
+    # File order is kept where it is valid, so that nodes are reported as the model lists them.
     in_file = sorted(order)
     if all(p < at for at in in_file for p in _producers(producer, needed[at])):
         order = in_file
@@ -412,12 +417,14 @@ def sorted_nodes(graph: onnx.GraphProto, label: str) -> list[onnx.NodeProto]:
 
 
 def _producers(producer: dict[str, int], names: Iterable[str]) -> list[int]:
+    """Return the indices of the nodes that produce the given names."""
     return [producer[n] for n in names if n in producer]
 
 
 def _report_cycle(
     graph: onnx.GraphProto, stack: list[int], state: dict[int, bool], start: int, label: str
 ) -> None:
+    """Raise ImportModelError with the nodes of a cycle in the graph."""
     loop = [i for i in stack[stack.index(start) :] if state.get(i) is False]
     path = " -> ".join(describe(graph.node[i]) for i in [start, *reversed(loop)])
     raise ImportModelError(f"import {label}: the graph must have no cycle, got {path}")

@@ -1,4 +1,4 @@
-"""The package `onnx`, of which reading a model takes the classes of its messages alone.
+"""Lazy import of the package onnx: models are parsed with its protobuf message classes alone.
 
     from ekiden.frontend.onnx.messages import onnx
 
@@ -28,10 +28,7 @@ _IN_PYTHON = "python_message"
 
 
 def _messages() -> ModuleType:
-    """Return the module of the protobuf messages, loaded without the package onnx around it. It
-    stays out of sys.modules, as its package is not loaded: a later import of onnx runs it again,
-    and protobuf returns the same classes for the same messages.
-    """
+    """Load the module of ONNX's protobuf messages without importing the package around it."""
     package = find_spec("onnx")
     search_paths = package.submodule_search_locations if package is not None else None
     spec = PathFinder.find_spec(_NAME, search_paths) if search_paths is not None else None
@@ -46,8 +43,8 @@ def _messages() -> ModuleType:
 
 @contextmanager
 def _messages_in_c() -> Iterator[None]:
-    """Defer protobuf's pure-Python messages while protobuf is loaded, if the C implementation is
-    used. A later import of them gets the real module.
+    """Keep protobuf's pure-Python messages unloaded while its C implementation is used. A later
+    import of them gets the real module.
     """
     internal = import_module("google.protobuf.internal")
     kind = import_module("google.protobuf.internal.api_implementation").Type()
@@ -63,7 +60,7 @@ def _messages_in_c() -> Iterator[None]:
 
 
 class _Onnx:
-    """A lazy proxy of the package onnx: names are looked up among its messages first."""
+    """A lazy proxy of the package onnx, which is imported for a name that its messages lack."""
 
     def __init__(self) -> None:
         self._messages = _messages()

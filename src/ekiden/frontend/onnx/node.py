@@ -1,5 +1,5 @@
-"""A node of the model as converters see it: checked attributes, inputs as values, and methods that
-report what is unsupported.
+"""ONNX nodes as converters see them: typed attributes, inputs as values, subgraphs, and errors for
+what is unsupported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ Converter: TypeAlias = Callable[["Node"], Result]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the converter table: an operator since an opset, and the converter for it.
+    """A row of the converter table: an operator, the opset since which the row holds, and its
+    converter.
 
     since: the first opset whose meaning `convert` implements; of an operator's rows the one with
     the highest `since` not above the model's opset is used. attributes: the supported names,
@@ -64,7 +65,7 @@ class Row:
 
 
 def describe(proto: onnx.NodeProto) -> str:
-    """Return "OpType 'name'" for messages, such as `Conv 'layer1/conv'`. A node without a name goes
+    """Return a node's name for messages, such as `Conv 'layer1/conv'`. A node without a name goes
     by its first output.
     """
     name = proto.name or next(filter(None, proto.output), "")
@@ -75,7 +76,7 @@ def describe(proto: onnx.NodeProto) -> str:
 
 
 def read_attribute(proto: onnx.AttributeProto) -> Attribute:
-    """Return an attribute as a Python value.
+    """Convert an AttributeProto to a Python value, array, graph or type.
 
     Raises Unsupported for lists of graphs and the like.
     """
@@ -108,7 +109,7 @@ def read_attribute(proto: onnx.AttributeProto) -> Attribute:
 
 
 def check_kind(proto: onnx.AttributeProto) -> None:
-    """Raise Unsupported for lists of graphs and the like."""
+    """Raise Unsupported for attribute types that cannot be read, such as lists of graphs."""
     if proto.type not in KINDS:
         name = onnx.AttributeProto.AttributeType.Name(proto.type)
         raise Unsupported(f"attribute {proto.name!r} has the unsupported kind {name}")
@@ -125,9 +126,7 @@ LISTS = (_KIND.INTS, _KIND.FLOATS, _KIND.STRINGS)
 
 
 class Attributes(Mapping[str, Attribute]):
-    """A mapping of a node's attributes, each decoded on first access: lists may have millions of
-    elements, which `array` returns without a Python object for each.
-    """
+    """A mapping of a node's attributes that decodes each on first access."""
 
     def __init__(self, protos: Iterable[onnx.AttributeProto]) -> None:
         self._protos = {a.name: a for a in protos}
@@ -148,7 +147,7 @@ class Attributes(Mapping[str, Attribute]):
         return len(self._protos)
 
     def array(self, name: str) -> Array:
-        """Return a list of numbers as an array; a list of strings as an array of strings."""
+        """Return a list attribute as an array: int64, float32 or strings."""
         proto, kinds = self._protos[name], onnx.AttributeProto
         match proto.type:
             case kinds.INTS:
@@ -158,12 +157,12 @@ class Attributes(Mapping[str, Attribute]):
         return np.array(self[name])
 
     def strings(self, name: str) -> Iterable[bytes]:
-        """Return a list of strings undecoded."""
+        """Return a list of strings as undecoded bytes."""
         return self._protos[name].strings  # type: ignore[no-any-return]
 
 
 class Node(common.Node):
-    """A node of ONNX with its attributes, its subgraphs and the names visible to it."""
+    """An ONNX node with its attributes, subgraphs and visible names."""
 
     def __init__(
         self,
@@ -197,22 +196,22 @@ class Node(common.Node):
     def with_inputs(
         self, inputs: Sequence[Value | None], attributes: Mapping[str, Attribute] | None = None
     ) -> Self:
-        """Return the same node with other inputs, and with other attributes if they are given."""
+        """Return a copy of the node with other inputs, and other attributes if given."""
         copied = super().with_inputs(inputs)
         if attributes is not None:
             copied._attributes = attributes
         return copied
 
     def maker(self, index: int) -> onnx.NodeProto | None:
-        """Return the node of the same graph that produced an input of the model's node, if one did.
-        The input counts as read, because callers use the producer's inputs in its place.
+        """Return the node of the same graph that produces an input; None for graph inputs and
+        initializers.
         """
         self.inputs.read.add(index)
         names = self.proto.input
         return self._makers.get(names[index]) if index < len(names) else None
 
     def named(self, name: str) -> Value:
-        """Return a value of the enclosing graph by its name."""
+        """Return the value of a name in the enclosing graphs."""
         value = None if self._named is None else self._named(name)
         return self.unsupported(f"there is no tensor {name!r} yet") if value is None else value
 
@@ -222,7 +221,9 @@ class Node(common.Node):
         return str(self.proto.op_type)
 
     def length_of(self, name: str) -> int | None:
-        """Return the length of an attribute that is a list; None for one that is absent or none."""
+        """Return the length of a list attribute; None for attributes that are absent or no
+        lists.
+        """
         # Counted on the message, without decoding lists that may have millions of elements.
         lists = (a for a in self.proto.attribute if a.name == name)
         attribute = next(lists, None) if name in self._attributes else None
@@ -243,6 +244,7 @@ class Node(common.Node):
 
     def get_float(self, name: str, default: float | np.float32) -> float:
         """Return a float attribute: the nearest float32, as the model stores it."""
+        # Defaults come as np.float32, so that they round as values do that a model stores.
         value = self._attributes.get(name, default)
         return (
             float(value)
@@ -251,7 +253,7 @@ class Node(common.Node):
         )
 
     def get_number(self, name: str) -> float:
-        """Return a float attribute that must be present."""
+        """Return a float attribute that the schema requires."""
         return self.get_float(name, 0.0)
 
     def get_string(self, name: str, default: str) -> str:
@@ -267,32 +269,29 @@ class Node(common.Node):
         return tuple(v for v in value if isinstance(v, int))
 
     def get_floats(self, name: str) -> tuple[float, ...]:
-        """Return a list of floats that must be present."""
+        """Return a required list of floats."""
         value = self._attributes.get(name)
         if not isinstance(value, tuple) or not all(isinstance(v, (int, float)) for v in value):
             self._bad(name, "a list of floats", value)
         return tuple(float(v) for v in value if isinstance(v, (int, float)))
 
     def get_strings(self, name: str) -> tuple[str, ...]:
-        """Return a list of strings; an empty one if the attribute is absent."""
+        """Return a list of strings; empty if the attribute is absent."""
         value = self._attributes.get(name, ())
         if not isinstance(value, tuple) or not all(isinstance(v, str) for v in value):
             self._bad(name, "a list of strings", value)
         return tuple(v for v in value if isinstance(v, str))
 
     def int_array(self, name: str) -> Array:
-        """Return a list of integers, of any length, as an int64 array; an empty one if it is
-        absent.
-        """
+        """Return a list of integers as an int64 array; empty if the attribute is absent."""
         return self._list(name, "a list of integers", np.int64)
 
     def float_array(self, name: str) -> Array:
-        """Return a list of floats, of any length, as a float32 array; an empty one if it
-        is absent.
-        """
+        """Return a list of floats as a float32 array; empty if the attribute is absent."""
         return self._list(name, "a list of floats", np.float32)
 
     def _list(self, name: str, expected: str, dtype: type) -> Array:
+        """Return a list attribute as a vector of a dtype; raise Unsupported for other types."""
         if name not in self._attributes:
             return np.zeros(0, dtype)
         attributes = self._attributes
@@ -306,7 +305,7 @@ class Node(common.Node):
         return elements.astype(dtype, copy=False)
 
     def string_numbers(self, name: str, numbers: Mapping[str, int]) -> Array:
-        """Return a list of strings, of any length, as the int64 numbers that a table maps them to.
+        """Map a list of strings to int64 numbers by a table; raise Unsupported for other strings.
         Raises Unsupported naming a string that the table lacks.
         """
         attributes = self._attributes
@@ -315,6 +314,7 @@ class Node(common.Node):
             words = attributes.strings(name)
         else:
             words = [w.encode() for w in self.get_strings(name)]
+        # Looked up as bytes, because tree ensembles have millions of mode names.
         table = {word.encode(): number for word, number in numbers.items()}
         try:
             return np.fromiter(map(table.__getitem__, words), np.int64)
@@ -329,12 +329,13 @@ class Node(common.Node):
         return value if isinstance(value, np.ndarray) else None
 
     def body(self, name: str) -> Body:
-        """Return a subgraph attribute that must be present, importable in place."""
+        """Return the importer of a required graph attribute."""
         value = self._attributes.get(name)
         if not isinstance(value, onnx.GraphProto) or self._nest is None:
             self._bad(name, "a graph", value)
         return self._nest(value)
 
     def _bad(self, name: str, expected: str, value: object) -> NoReturn:
+        """Raise Unsupported for an attribute of another type than expected."""
         came = "nothing" if value is None else reprlib.repr(value)
         raise Unsupported(f"attribute {name!r} must be {expected}, got {came}")

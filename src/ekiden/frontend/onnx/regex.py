@@ -1,5 +1,6 @@
-r"""Compiler of regular expressions to tables of a deterministic finite automaton over UTF-8 bytes,
-so that matching takes time linear in the text for every pattern.
+r"""Compiler of regular expressions to DFA tables over UTF-8 bytes, which match in time linear in
+the
+text.
 
 The syntax is RE2's, without scripts (\\p{Greek}), \\Q and flags other than i and s. Zero-width
 assertions (^, $, \\b, \\B) are conditions on the byte before and the byte after: a state remembers
@@ -56,8 +57,8 @@ _NAMED: dict[str, Ranges] = {
 
 @lru_cache(64)
 def unicode_class(name: str) -> Ranges | None:
-    """Return the characters of a general category of Unicode, `Lu`, or of all that begin with a
-    letter, `L`; None for what is none.
+    """Return the code point ranges of a Unicode general category such as `Lu`, or of its first
+    letter; None if unknown.
     """
     # Cached, because it visits all 1,114,112 code points.
     every = map(unicodedata.category, map(chr, range(LAST + 1)))
@@ -80,18 +81,18 @@ _START, _END, _LETTER, _OTHER = range(4)
 
 
 def _holds(condition: str, before: int, behind: int) -> bool:
-    """Return whether an assertion holds between two neighbouring bytes."""
+    """Return whether an assertion holds between two neighbouring byte kinds."""
     if condition in "^$":
         return before == _START if condition == "^" else behind == _END
     return ((before == _LETTER) != (behind == _LETTER)) == (condition == "b")
 
 
 class RegexError(ValueError):
-    """An error: the pattern cannot be parsed, or uses what is not supported."""
+    """A pattern that cannot be parsed or uses an unsupported construct."""
 
 
 def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Return the complement of the ranges: all characters that are in none of them."""
+    """Return the complement of code point ranges."""
     gaps, start = [], 0
     for low, high in sorted(ranges):
         if low > start:
@@ -101,7 +102,7 @@ def _others(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _both_cases(ranges: Ranges) -> Ranges:
-    """Return the ranges with the other case of ASCII letters added."""
+    """Return ranges extended by the other case of ASCII letters."""
     more = []
     for low, high in ranges:
         for first, last, shift in ((65, 90, 32), (97, 122, -32)):
@@ -111,38 +112,38 @@ def _both_cases(ranges: Ranges) -> Ranges:
 
 
 class _Parser:
-    """A recursive-descent parser of a pattern."""
+    """A recursive-descent parser of patterns in RE2's syntax."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern, self.at, self.depth = pattern, 0, 0
         self.ignores_case = self.dot_takes_all = False
 
     def fail(self, what: str) -> NoReturn:
-        """Raise RegexError for what stands here."""
+        """Raise RegexError at the current position."""
         raise RegexError(f"pattern {self.pattern!r}: {what} at position {self.at}")
 
     def take(self, text: str) -> bool:
-        """Return whether the text comes next, and consume it if so."""
+        """Consume a text if it comes next; return whether it did."""
         is_next = self.pattern.startswith(text, self.at)
         self.at += len(text) if is_next else 0
         return is_next
 
     def next(self) -> str:
-        """Consume and return the next character."""
+        """Consume and return the next character; raise RegexError at the end."""
         if self.at >= len(self.pattern):
             self.fail("more expected")
         self.at += 1
         return self.pattern[self.at - 1]
 
     def whole(self) -> Tree:
-        """Parse the pattern and return its tree."""
+        """Parse the whole pattern and return its syntax tree."""
         tree = self.choice()
         if self.at < len(self.pattern):
             self.fail("unexpected ')'")
         return tree
 
     def choice(self) -> Tree:
-        """Parse alternatives."""
+        """Parse an alternation."""
         self.depth += 1
         if self.depth > MOST_NESTED:
             self.fail(f"more than {MOST_NESTED} nested groups")
@@ -153,7 +154,7 @@ class _Parser:
         return alternatives[0] if len(alternatives) == 1 else ("alt", alternatives)
 
     def chain(self) -> Tree:
-        """Parse a concatenation of items."""
+        """Parse a concatenation of atoms and assertions."""
         items: list[Tree] = []
         while self.at < len(self.pattern) and self.pattern[self.at] not in "|)":
             condition = next((c for c in _CONDITIONS if self.take(c)), None)
@@ -163,7 +164,7 @@ class _Parser:
         return ("cat", items)
 
     def repeated(self, tree: Tree) -> Tree:
-        """Parse the quantifiers behind an item and return the quantified tree."""
+        """Parse the quantifiers after an atom and return the quantified tree."""
         while self.at < len(self.pattern):
             if self.take("*"):
                 tree = ("rep", tree, 0, None)
@@ -179,9 +180,7 @@ class _Parser:
         return tree
 
     def counts(self) -> tuple[int, int | None] | None:
-        """Parse {2}, {2,} or {2,5} and return its bounds. Return None for anything else in braces,
-        which stands for itself.
-        """
+        """Parse {2}, {2,} or {2,5} and return (min, max); None if this is no counted quantifier."""
         end = self.pattern.find("}", self.at)
         low, comma, high = self.pattern[self.at + 1 : end].partition(",")
         is_one = self.pattern.startswith("{", self.at) and end > 0 and low.isdecimal()
@@ -189,12 +188,13 @@ class _Parser:
             return None
         self.at = end + 1
         upper = int(low) if not comma else int(high) if high else None
+        # RE2's bound: every repetition is a copy of the automaton.
         if int(low) > 1000 or (upper is not None and not int(low) <= upper <= 1000):
             self.fail("a count of at most 1000 expected")
         return int(low), upper
 
     def item(self) -> Tree:
-        """Parse a character, a class or a group."""
+        """Parse an atom: a character, a class or a group."""
         char = self.next()
         if char == "(":
             return self.group()
@@ -209,11 +209,11 @@ class _Parser:
         return self.letters(((ord(char), ord(char)),))
 
     def letters(self, ranges: Ranges) -> Tree:
-        """Return the tree that matches one of these characters."""
+        """Return the tree of a character set, case-folded under the flag i."""
         return ("set", _both_cases(ranges) if self.ignores_case else ranges)
 
     def group(self) -> Tree:
-        """Parse the inside of parentheses; flags set there end with the group."""
+        """Parse the inside of parentheses; flags set there end with it."""
         before = self.ignores_case, self.dot_takes_all
         if self.take("?"):
             if self.take("P<") or self.take("<"):
@@ -230,7 +230,7 @@ class _Parser:
         return tree
 
     def flags(self) -> bool:
-        """Parse flags; return whether they are the whole group, and so hold for what follows it."""
+        """Parse flags; return whether they form a group of their own and hold for what follows."""
         value = True
         while (char := self.next()) not in ":)":
             if char == "i":
@@ -244,7 +244,7 @@ class _Parser:
         return char == ")"
 
     def escape(self) -> Ranges:
-        """Parse what a backslash begins."""
+        """Parse an escape sequence after its backslash."""
         char = self.next()
         if char.lower() in _CLASSES:
             char_class = _CLASSES[char.lower()]
@@ -267,9 +267,7 @@ class _Parser:
         return ((ord(char), ord(char)),)
 
     def unicode(self, negated: bool) -> Ranges:
-        r"""Parse a Unicode general category, \\pL, \\p{Lu} or \\p{^Lu}, and return its
-        characters.
-        """
+        r"""Parse \\pL, \\p{Lu} or \\p{^Lu} and return its code point ranges."""
         name = self.next()
         if name == "{":
             end = self.pattern.find("}", self.at)
@@ -286,7 +284,7 @@ class _Parser:
         return _others(ranges) if negated else ranges
 
     def bracket(self) -> Ranges:
-        """Parse a bracketed character class and return its characters."""
+        """Parse a bracketed character class and return its code point ranges."""
         negated = self.take("^")
         char_ranges: list[tuple[int, int]] = []
         first = True
@@ -316,14 +314,14 @@ class _Parser:
         return ranges
 
     def one(self) -> Ranges:
-        """Parse a member of a bracketed class: a character or a class escape."""
+        """Parse one member of a bracketed class."""
         char = self.next()
         return self.escape() if char == "\\" else ((ord(char), ord(char)),)
 
 
 def byte_sequences(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield sequences of byte ranges that match the UTF-8 encodings of the characters from `low` to
-    `high`.
+    """Yield sequences of byte ranges that together match the UTF-8 encodings of a code
+    point range.
     """
     # Split at the encoded lengths and then at aligned blocks, so that each byte position is one
     # range (the construction of RE2's and Rust's utf8-ranges).
@@ -347,8 +345,8 @@ def byte_sequences(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
 
 @dataclass
 class _Graph:
-    """A nondeterministic finite automaton with epsilon transitions, some of them conditional, and
-    transitions on byte ranges (Thompson's construction).
+    """A nondeterministic finite automaton over bytes with conditional epsilon transitions
+    (Thompson's construction).
     """
 
     free: list[list[tuple[str, int]]] = field(default_factory=list)
@@ -356,6 +354,7 @@ class _Graph:
 
     def state(self) -> int:
         """Add a state and return its number."""
+        # Nested counts multiply: (a{1000}){1000} would need a million states.
         if len(self.free) >= 10 * MOST_STATES:
             raise RegexError(f"the pattern needs more than {10 * MOST_STATES} states")
         self.free.append([])
@@ -363,9 +362,7 @@ class _Graph:
         return len(self.free) - 1
 
     def add(self, tree: Tree, start: int) -> int:
-        """Append a tree behind a state; return the state where it ends. Recursion depth is bounded
-        by MOST_NESTED.
-        """
+        """Append the automaton of a tree to a state; return its final state."""
         match tree:
             case ("set", ranges):
                 return self._set(ranges, start)  # type: ignore[arg-type]
@@ -385,6 +382,7 @@ class _Graph:
         raise AssertionError(f"not a tree: {tree!r}")
 
     def _set(self, ranges: Ranges, start: int) -> int:
+        """Append transitions on the UTF-8 encodings of a character set."""
         end = self.state()
         # Equal suffixes share a state, as in RE2, which bounds the automata of large Unicode
         # classes.
@@ -400,6 +398,7 @@ class _Graph:
         return end
 
     def _repeat(self, tree: Tree, start: int, min_count: int, max_count: int | None) -> int:
+        """Append `min_count` copies of a tree, then a loop or optional copies up to `max_count`."""
         for _ in range(min_count):
             start = self.add(tree, start)
         if max_count is None:
@@ -413,11 +412,12 @@ class _Graph:
         return self._free(start, end)
 
     def _free(self, start: int, end: int, condition: str = "") -> int:
+        """Add an epsilon transition, which may depend on an assertion; return its target."""
         self.free[start].append((condition, end))
         return end
 
     def reached(self, states: Iterable[int], before: int, behind: int) -> frozenset[int]:
-        """Return the epsilon closure of the states between these neighbouring bytes."""
+        """Return the epsilon closure of states between two neighbouring byte kinds."""
         closure, waiting = set(states), list(states)
         while waiting:
             for condition, target in self.free[waiting.pop()]:
@@ -427,7 +427,7 @@ class _Graph:
         return frozenset(closure)
 
     def steps(self, states: Iterable[int], kind_of: Sequence[int]) -> list[set[int]]:
-        """Return the states that each kind of bytes leads to. Moves are on whole kinds."""
+        """Return the target states of each byte class."""
         targets: list[set[int]] = [set() for _ in range(kind_of[-1] + 1)]
         for state in states:
             for low, high, target in self.moves[state]:
@@ -437,8 +437,8 @@ class _Graph:
 
 
 def automaton(pattern: str) -> tuple[Array, Array, Array]:
-    """Return the tables of the deterministic automaton that accepts what the whole pattern matches;
-    it begins in state 0.
+    """Compile a pattern to DFA tables: transitions int32 [states, classes], the class of each byte,
+    accepting states.
 
     Returns:
         moves int32 [states, kinds], kinds int32 [256] (the byte classes), accepts bool [states].
@@ -473,6 +473,8 @@ def automaton(pattern: str) -> tuple[Array, Array, Array]:
         row = []
         for kind, side in enumerate(sides):
             to = frozenset(steps[side if looks else _END][kind])
+            # Without assertions all byte kinds are one, which keeps such automata free of duplicate
+            # states.
             row.append(states.setdefault((to, side if looks else _OTHER), len(states)))
         table.append(row)
         accepts.append(end in reached[_END])
@@ -480,12 +482,13 @@ def automaton(pattern: str) -> tuple[Array, Array, Array]:
 
 
 def _side(byte: int) -> int:
+    """Return the kind of a byte for assertions: word or other."""
     return _LETTER if any(low <= byte <= high for low, high in _WORD) else _OTHER
 
 
 def _growing(states: dict[_Key, int]) -> Iterator[_Key]:
-    """Yield the keys of a dictionary that grows during the iteration. Raises RegexError beyond
-    MOST_STATES.
+    """Yield the keys of a dictionary that grows during the iteration; raise RegexError above
+    MAX_DFA_STATES.
     """
     done = 0
     while done < len(states):
@@ -498,11 +501,10 @@ def _growing(states: dict[_Key, int]) -> Iterator[_Key]:
 
 
 def _kinds(moves: Sequence[Sequence[tuple[int, int, int]]]) -> Array:
-    """Return the equivalence class of each byte, int32 [256]: bytes that no transition
-    distinguishes share one.
-    """
+    """Return the equivalence class of each byte, int32 [256]."""
     starts = np.zeros(257, np.int32)
     for low, high, _ in (m for row in moves for m in row):
+        # A class begins where any range begins, and behind each range's end.
         starts[low] = starts[high + 1] = 1
     starts[0] = 0
     return np.cumsum(starts)[:256].astype(np.int32)

@@ -1,4 +1,4 @@
-"""The converter table: (domain, operator) -> its rows, loaded lazily by family."""
+"""The converter table of ONNX: (domain, operator) -> rows, loaded lazily per operator family."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FAMILIES = "ekiden.frontend.onnx.converters"
 
 
 class Converters(Table[tuple[str, str], tuple[Row, ...]]):
-    """A table of converter rows that loads a family's module when one of its operators is looked
-    up, and all of them when it is iterated.
+    """A table of converter rows that imports a family's module on the first lookup of one of its
+    operators.
     """
 
     __slots__ = ()
@@ -25,9 +25,7 @@ class Converters(Table[tuple[str, str], tuple[Row, ...]]):
         self.row_modules = {key_of(op): home for home, ops in ROWS.items() for op in ops.split()}
 
     def load(self, home: str) -> None:
-        """Load the rows of a family. Several threads may do so at once; rows that a user has
-        registered are not overwritten.
-        """
+        """Import a family's module and add its rows."""
         by_operator: dict[tuple[str, str], tuple[Row, ...]] = {}
         for row in load_module(f"{FAMILIES}.{home}").ROWS:
             key = (row.domain, row.op_type)
@@ -39,13 +37,13 @@ class Converters(Table[tuple[str, str], tuple[Row, ...]]):
             self.setdefault(key, rows)
 
     def load_all(self) -> None:
-        """Have the rows of all families."""
+        """Import the modules of all families."""
         for home in ROWS:
             self.load(home)
 
 
 def key_of(op: str) -> tuple[str, str]:
-    """Return (domain, operator) of "domain:Operator"; the domain is "" for ONNX's own operators."""
+    """Split "domain:Operator" into (domain, operator); ONNX's own domain is ""."""
     domain, _, name = op.rpartition(":")
     return domain, name
 
@@ -78,7 +76,7 @@ def register(
     """
 
     def add(convert: Converter) -> Converter:
-        """Set the row of the version, and record the converter as a user's extension."""
+        """Add the row to the table and record the converter as an extension."""
         key = ("" if domain == "ai.onnx" else domain, op)
         have = TABLE.get(key) or ()
         other_versions = tuple(r for r in have if r.since != since)

@@ -1,4 +1,4 @@
-"""`relay.frontend.from_onnx`, with TVM's signature."""
+"""`relay.frontend.from_onnx` with TVM's signature."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def from_onnx(
     opset: int | None = None,
     freeze_params: bool = True,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Import an ONNX model and return the module and its parameters, as TVM's function does.
+    """Import an ONNX model and return its module and parameters, like TVM's function.
 
     Weights are constants in the module and the parameters are empty; with `freeze_params=False` the
     weights are parameters of `main` by their names in the model, and their values are returned.
@@ -39,8 +39,8 @@ def from_onnx(
 
 
 def _unnamed(imported: ImportedModule) -> ImportedModule:
-    """Drop the input names where there are parameters: once these are bound as constants the names
-    no longer match, and inputs go by the names of the variables.
+    """Drop the input names of a module with parameters: inputs then go by their variables'
+    names.
     """
     return replace(imported, params={}, input_names=()) if imported.params else imported
 

@@ -1,5 +1,4 @@
-"""Shape arithmetic at import: nodes whose inputs are known are evaluated here, by the rules of
-ekiden.frontend.common.arithmetic.
+"""Constant evaluation of shape computations at import (rules: ekiden.frontend.common.arithmetic).
 
 An evaluator receives the node and the elements of its present inputs, and returns the elements of
 its output, or None to leave the node to its converter.
@@ -34,9 +33,7 @@ Evaluator = Callable[[Node, Sequence[Array]], Array | None]
 
 
 def evaluate(node: Node) -> Value | None:
-    """Return the output of a node that is known at import; None if it must be computed at
-    run time.
-    """
+    """Evaluate a node whose inputs are known at import; return None if it must run."""
     if node.op_type == "Shape":
         return rules.shape_of(node.shape(0)[node.get_int("start", 0) : _end(node)])
     if node.op_type == "Size":
@@ -44,6 +41,7 @@ def evaluate(node: Node) -> Value | None:
     evaluator = EVALUATORS.get(node.op_type)
     if evaluator is None:
         return None
+    # Strings are tensors of bytes here, which the array rules do not know.
     if node.op_type == "Cast" and node.get_int("to") == onnx.TensorProto.STRING:
         return None
     present = [v for v in node.inputs if v is not None]
@@ -54,9 +52,7 @@ def evaluate(node: Node) -> Value | None:
 
 
 def followed(node: Node, result: Value) -> Value:
-    """Return the output of a node that was computed from run-time data, annotated with what is
-    known of its elements; a known value where all elements are.
-    """
+    """Annotate a run-time result with the known values of its elements."""
     evaluator = EVALUATORS.get(node.op_type)
     if evaluator is None or result.is_text:
         return result
@@ -64,13 +60,12 @@ def followed(node: Node, result: Value) -> Value:
 
 
 def fold(node: Node, result: Result) -> Result:
-    """Evaluate a converter's result if its operands are small constants; return anything else
-    unchanged.
-    """
+    """Fold a converter's result whose operands are small constants; others are unchanged."""
     return rules.fold(node.scope, node.inputs, result)
 
 
 def _result_dtype(node: Node, inputs: Sequence[Value]) -> str:
+    """Return the dtype of an evaluated node's result."""
     if node.op_type in PREDICATES:
         return "bool"
     if node.op_type == "Cast":
@@ -81,10 +76,12 @@ def _result_dtype(node: Node, inputs: Sequence[Value]) -> str:
 
 
 def _end(node: Node) -> int | None:
+    """Return the attribute `end` of Shape; None where it is absent."""
     return node.get_int("end") if node.has("end") else None
 
 
 def _size(node: Node) -> Value | None:
+    """Return the number of elements as an expression; None where a dimension is unknown."""
     total: PrimExpr = prim.const(1)
     for extent in node.shape(0):
         total = total * extent
@@ -95,8 +92,10 @@ def _size(node: Node) -> Value | None:
 
 
 def _plain(rule: Rule) -> Evaluator:
+    """Return an evaluator that applies a rule to inputs that broadcast."""
+
     def evaluator(node: Node, inputs: Sequence[Array]) -> Array | None:
-        """Apply the rule to inputs whose shapes broadcast."""
+        """Apply the rule; raise ImportModelError for shapes that do not broadcast."""
         try:
             np.broadcast_shapes(*(i.shape for i in inputs))
         except ValueError:
@@ -108,6 +107,7 @@ def _plain(rule: Rule) -> Evaluator:
 
 
 def _modulo(node: Node, inputs: Sequence[Array]) -> Array | None:
+    """Evaluate Mod on integers with Python's sign; None for `fmod` and floats."""
     if node.get_int("fmod", 0) or any(i.dtype.kind == "f" for i in inputs):
         return None
     return rules.floor_mod(inputs)
@@ -125,8 +125,8 @@ def _axis(node: Node, rank: int) -> int:
 
 
 def _constant_axes(node: Node, inputs: Sequence[Array]) -> tuple[int, ...] | None:
-    """Return axes from the attribute (opset < 13) or the second input; None where neither is
-    present.
+    """Return the axes of the attribute (before opset 13) or of the second input; None without
+    either.
     """
     if node.has("axes"):
         return node.get_ints("axes")
@@ -165,6 +165,8 @@ def _slice(node: Node, inputs: Sequence[Array]) -> Array | None:
     windows = [slice(None)] * data.ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         at = node.axis(axis, data.ndim)
+        # A negative stop means another thing to NumPy: only None reaches the first element
+        # backwards.
         stop = None if step < 0 and end < -data.shape[at] else end
         first = max(start, -data.shape[at]) if step < 0 else start  # as ONNX clamps, unlike NumPy
         windows[at] = slice(first, stop, step)
@@ -183,7 +185,7 @@ def _unsqueeze(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 
 def distinct_axes(node: Node, axes: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Return axes counted from the front. Raises Unsupported where one comes twice."""
+    """Return axes counted from the front; raise Unsupported for duplicates."""
     at = tuple(node.axis(a, rank) for a in axes)
     if len(set(at)) < len(at):
         node.unsupported(f"'axes' must be distinct, got {tuple(axes)}")
@@ -191,11 +193,12 @@ def distinct_axes(node: Node, axes: Sequence[int], rank: int) -> tuple[int, ...]
 
 
 def _squeeze(node: Node, inputs: Sequence[Array]) -> Array | None:
+    """Evaluate Squeeze; without axes all axes of extent 1 go."""
     return np.squeeze(inputs[0], _constant_axes(node, inputs) or None)  # as of no axes: of all
 
 
 def check_reshape(target: Sequence[int | PrimExpr]) -> None:
-    """Raise for numbers that mean something to Relay's reshape and nothing to ONNX's."""
+    """Raise ImportModelError for extents below -1, which Relay's reshape reads as special codes."""
     for extent in target:
         number = extent.value if isinstance(extent, prim.IntImm) else extent
         if isinstance(number, int) and number < -1:
@@ -207,6 +210,7 @@ def _reshape(node: Node, inputs: Sequence[Array]) -> Array | None:
     if not node.has("shape") and len(inputs) < 2:
         return None
     target = np.array(node.get_ints("shape")) if node.has("shape") else inputs[1]
+    # An array of objects holds dimension expressions; such a target is left to the converter.
     if target.dtype == np.object_:
         return None
     check_reshape([int(v) for v in target])
@@ -228,9 +232,7 @@ def _flatten(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 
 def fill_value(node: Node) -> Array:
-    """Return the scalar of attribute `value`, 0 where it is absent. Raises Unsupported for a tensor
-    of another number of elements.
-    """
+    """Return the scalar of the attribute `value`; float32 0 where it is absent."""
     fill = node.get_tensor("value")
     if fill is not None and fill.size != 1:
         node.unsupported(f"attribute 'value' must have 1 element, got {fill.size}")
@@ -270,7 +272,7 @@ def _tile(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 
 def check_step(step: object) -> None:
-    """Raise ImportModelError for a range that would not end."""
+    """Raise ImportModelError for a step of 0."""
     if isinstance(step, (int, float)) and step == 0:
         raise ImportModelError("'delta' must not be 0")
 
@@ -288,10 +290,10 @@ def _range(node: Node, inputs: Sequence[Array]) -> Array | None:
 
 def _reduce(both: Scalar) -> Evaluator:
     # Only shape vectors are reduced at import; other tensors are left to the run.
+    """Return an evaluator that reduces a shape vector by a scalar operator."""
+
     def evaluator(node: Node, inputs: Sequence[Array]) -> Array | None:
-        """Reduce a vector of sizes. Return None for other shapes, for axes that are not known, and
-        for no elements.
-        """
+        """Reduce a vector of sizes over its axis; None for other tensors."""
         if any(i.dtype == np.object_ for i in inputs[1:]):
             return None
         data, axes = inputs[0], _constant_axes(node, inputs)

@@ -1,5 +1,5 @@
-"""Operator signatures: the number of inputs and outputs, the attributes and their kinds, and the
-ranks and lengths of inputs. Checked once for all operators, so that converters may rely on them.
+"""Operator signatures of ONNX: input and output arity, attribute types, and rank and length
+constraints. Checked once for all operators, so that converters may rely on them.
 
     signature("", "Clip", 13)  ->  inputs (input, min?, max?), outputs (output), no attributes
 """
@@ -48,8 +48,8 @@ KINDS: Mapping[str, tuple[int, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A formal input or output. repeats: the least number of times a variadic one occurs; None for
-    others.
+    """A formal input or output of an operator. repeats: the least number of times a variadic one
+    occurs; None for others.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A formal attribute: a letter of KINDS, and whether every node must have it."""
+    """A formal attribute: its letter in ATTRIBUTE_KINDS, and whether it is required."""
 
     kind: str
     is_required: bool
@@ -67,20 +67,20 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The inputs, outputs and attributes of one version of an operator."""
+    """The inputs, outputs and attributes of an operator at one version."""
 
     inputs: tuple[Parameter, ...]
     outputs: tuple[Parameter, ...]
     attributes: Mapping[str, Attribute]
 
     def name_of_input(self, index: int) -> str:
-        """Return the name of an input; further ones of a repeated input have its name too."""
+        """Return the name of an input; further inputs of a variadic one share its name."""
         return self.inputs[min(index, len(self.inputs) - 1)].name if self.inputs else ""
 
 
 @lru_cache(1024)
 def signature(domain: str, op_type: str, version: int) -> Signature | None:
-    """Return the signature of an operator at a version; None where none is known."""
+    """Return the signature of an operator at a version; None if the operator is unknown."""
     tables = (signature_table.SIGNATURES, contrib_signatures.SIGNATURES)
     text = next((t[domain][op_type] for t in tables if op_type in t.get(domain, ())), None)
     if text is None:
@@ -101,6 +101,7 @@ def signature(domain: str, op_type: str, version: int) -> Signature | None:
 
 
 def _parameter(word: str) -> Parameter:
+    """Parse a parameter: `name`, `name?` (optional) or `name*count` (variadic)."""
     name, star, repeats = word.partition("*")
     if star:
         return Parameter(name, repeats=int(repeats))
@@ -111,9 +112,7 @@ def _parameter(word: str) -> Parameter:
 
 
 def signature_problems(node: onnx.NodeProto, known_signature: Signature) -> Iterator[str]:
-    """Yield a message for each input, output or attribute of a node that does not fit its
-    operator's signature.
-    """
+    """Yield a message for each input, output or attribute that violates the signature."""
     yield from _count_problems("input", node.input, known_signature.inputs)
     yield from _count_problems("output", node.output, known_signature.outputs)
     attributes = {a.name: a for a in node.attribute}
@@ -129,12 +128,14 @@ def signature_problems(node: onnx.NodeProto, known_signature: Signature) -> Iter
 
 
 def _kind_name(kind: int) -> str:
+    """Return an attribute type's name in messages."""
     return next((words for k, words in KINDS.values() if k == kind), f"one of the kind {kind}")
 
 
 def _count_problems(
     what: str, names: Sequence[str], parameters: Sequence[Parameter]
 ) -> Iterator[str]:
+    """Yield messages for missing or surplus inputs or outputs."""
     is_open = bool(parameters) and parameters[-1].repeats is not None
     if not is_open and any(names[len(parameters) :]):
         yield f"expected at most {len(parameters)} {what}s, got {len(names)}"
@@ -150,9 +151,7 @@ def _count_problems(
 
 
 def check_limits(node: Node, known_signature: Signature) -> None:
-    """Raise Unsupported where an input has a rank or length that the operator refuses, or an
-    attribute a length that does not fit them.
-    """
+    """Raise Unsupported for an input or attribute whose rank or length the operator forbids."""
     rules = limits.LIMITS.get((_domain(node), node.op_type))
     if rules is not None:
         operands = _Operands(node, known_signature)
@@ -161,18 +160,19 @@ def check_limits(node: Node, known_signature: Signature) -> None:
 
 
 def _domain(node: Node) -> str:
+    """Return the domain of a node's operator, with "ai.onnx" written as ""."""
     return "" if node.proto.domain == "ai.onnx" else str(node.proto.domain)
 
 
 class _Operands:
-    """A lookup of the ranks and lengths of a node's inputs and attributes, by name."""
+    """Ranks and lengths of a node's inputs and attributes, looked up by name."""
 
     def __init__(self, node: Node, known_signature: Signature) -> None:
         self._node = node
         self._places = {p.name: i for i, p in enumerate(known_signature.inputs)}
 
     def check(self, rule: str) -> None:
-        """Raise Unsupported where one rule of ekiden.frontend.onnx.limits does not hold."""
+        """Raise Unsupported if a rule of ekiden.frontend.onnx.limits is violated."""
         if ":" in rule:
             name, _, expected = rule.partition(":")
             rank = self._rank(name)
@@ -186,6 +186,9 @@ class _Operands:
             raise Unsupported(f"{name!r} must have {elements}, got {count}")
 
     def _check_rank(self, name: str, rank: int, expected: str) -> None:
+        """Raise Unsupported for a rank other than `3`, `3|4`, `3+`, or the rank of another
+        input.
+        """
         if expected in self._places:
             other_rank = self._rank(expected)
             if other_rank is not None and rank != other_rank:
@@ -202,19 +205,23 @@ class _Operands:
             raise Unsupported(f"{name!r} must have rank {choice}, got {rank}")
 
     def _value(self, name: str) -> Value | None:
+        """Return the value of an input by its formal name, without marking it as read."""
         index = self._places.get(name)
         inputs = self._node.proto.input
         is_there = index is not None and index < len(inputs)
+        # peek does not count as a read, so an input that only a rule looks at is still reported as
+        # unread.
         return self._node.peek(index) if is_there and index is not None else None
 
     def _rank(self, name: str) -> int | None:
+        """Return the rank of an input; None for absent inputs and for what is no tensor."""
         value = self._value(name)
         if isinstance(value, TextValue):
             return len(value.shape)
         return None if value is None or isinstance(value, NoTensor) else len(value.type.shape)
 
     def _count(self, name: str) -> int | None:
-        """Return how many elements an input or a list has; None where that is not known."""
+        """Return the number of elements of an input or list attribute; None if unknown."""
         value = self._value(name)
         if value is None:
             return self._node.length_of(name)
@@ -224,8 +231,8 @@ class _Operands:
         return None if None in extents else math.prod(e for e in extents if e is not None)
 
     def _length(self, expression: str) -> int | None:
-        """Return the value of a length such as `2`, `3*x`, `x-2` or `2*x-4`, where x is the rank of
-        an input or the length of a list; of `axes|x` the first that is known.
+        """Evaluate a length such as `2`, `3*x`, `x-2` or `2*x-4`, where x is a rank or, as `@x`, a
+        length.
         """
         if expression.lstrip("-").isdigit():
             return int(expression)

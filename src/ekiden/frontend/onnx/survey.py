@@ -1,4 +1,6 @@
-"""What a model contains and which of it can be imported, without importing it."""
+"""Survey of an ONNX model: its operators, inputs, outputs and unsupported nodes, without
+an import.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ else:
 
 
 def survey(model: Source, opset: int | None = None) -> Survey:
-    """Survey a model without importing it. Raises ImportModelError for what is not an ONNX
-    model.
+    """Survey a model: count its operators and check which nodes can be imported. Raises
+    ImportModelError for what is not an ONNX model.
     """
     proto, label, _ = read_model(model)
     versions = opsets(proto, label, opset)
@@ -64,6 +66,7 @@ def survey(model: Source, opset: int | None = None) -> Survey:
 
 
 def _all_nodes(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return nodes and those of their subgraphs."""
     nodes_found, waiting = [], list(nodes)
     while waiting:
         node = waiting.pop()
@@ -73,6 +76,7 @@ def _all_nodes(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
 
 
 def _how(node: onnx.NodeProto, versions: dict[str, int], functions: Functions) -> str:
+    """Return how an operator is implemented: "kernel", "function" or "none"."""
     if key_of(node) in functions:
         return "function"
     if find_row(node, versions) is not None:
@@ -83,6 +87,7 @@ def _how(node: onnx.NodeProto, versions: dict[str, int], functions: Functions) -
 
 
 def _size(tensor: onnx.TensorProto | onnx.SparseTensorProto) -> tuple[int, int]:
+    """Return the number of elements and of bytes of a tensor, sparse ones as dense."""
     count = math.prod(tensor.dims)
     kind = tensor.values if isinstance(tensor, onnx.SparseTensorProto) else tensor
     try:
@@ -93,6 +98,7 @@ def _size(tensor: onnx.TensorProto | onnx.SparseTensorProto) -> tuple[int, int]:
 
 
 def _port(info: onnx.ValueInfoProto) -> Port:
+    """Return the name, dtype and shape of a graph input or output."""
     kind = info.type.WhichOneof("value") or "unknown"
     if kind != "tensor_type":
         return Port(info.name, kind.removesuffix("_type"), None)

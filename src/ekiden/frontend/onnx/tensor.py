@@ -1,4 +1,4 @@
-"""Conversion of a model's tensors to arrays."""
+"""Conversion of TensorProto and SparseTensorProto to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ MAX_DENSE = 1 << 28
 
 
 def dense(proto: onnx.SparseTensorProto) -> Array:
-    """Return a sparse tensor as a dense array; elements that it does not list are 0; those that it
-    does not list are 0.
+    """Convert a sparse tensor to a dense array; unlisted elements are 0.
 
     Raises ValueError or TypeError for one that is broken.
     """
@@ -47,8 +46,7 @@ def dense(proto: onnx.SparseTensorProto) -> Array:
 
 
 def to_array(proto: onnx.TensorProto) -> Array:
-    """Return a tensor as an array, like `onnx.numpy_helper.to_array`, which is called for rare
-    element types only: loading its package takes longer than most imports.
+    """Convert a TensorProto to an array; rare element types go through `onnx.numpy_helper`.
 
     Raises ValueError or TypeError for one that is broken.
     """

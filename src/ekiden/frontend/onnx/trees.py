@@ -1,4 +1,4 @@
-"""Ensembles of decision trees as tables of nodes that all compare x <= a.
+"""Tree ensembles lowered to node tables whose nodes all compare x <= threshold.
 
 Everything is vectorised over nodes: an ensemble may have millions.
 """
@@ -20,7 +20,7 @@ OPPOSITE = np.array([LEQ, LT, LT, LEQ, EQ, EQ, MEMBER])
 
 @dataclass(slots=True)
 class Tables:
-    """The node tables of an ensemble, leaves first: see ekiden.topi.ml.tree_leaves."""
+    """Node tables of an ensemble, leaves first (see ekiden.topi.ml.tree_leaves)."""
 
     roots: Array
     features: Array
@@ -32,7 +32,7 @@ class Tables:
 
 @dataclass(slots=True)
 class Questions:
-    """The inner nodes as models write them, one row each.
+    """Branch nodes in the model's form, one row each: mode, feature, thresholds and targets.
 
     values: the thresholds; `counts` says how many each node has (more than one for MEMBER alone).
     yes, no: the child when the comparison holds or fails: the number of an inner node, or -1 - n
@@ -48,12 +48,13 @@ class Questions:
     no: Array
 
     def check(self, roots: Array, leaves: int) -> None:
-        """Raise Unsupported where a mode is unknown, a set empty or a target not there."""
+        """Raise Unsupported for an unknown mode, an empty set or a target out of range."""
         unknown = (self.modes < 0) | (self.modes >= len(MODES))
         if unknown.any():
             raise Unsupported(f"the mode {int(self.modes[unknown][0])} of a tree is unknown")
         if (self.counts == 0).any():
             raise Unsupported("a set of values is empty")
+        # Leaves are -1 - number, branches their index: other numbers would read beyond the tables.
         for targets in (self.yes, self.no, roots):
             wrong = (targets >= len(self.modes)) | (targets < -leaves)
             if wrong.any():
@@ -62,7 +63,8 @@ class Questions:
 
 
 def forest(questions: Questions, roots: Array, leaves: int, dtype: type) -> Tables:
-    """Return the node tables of an ensemble. Raises Unsupported for one that is broken.
+    """Build the node tables of an ensemble from its branch nodes and roots. Raises Unsupported for
+    one that is broken.
 
     x <= a takes one node. x == a takes two, x <= a and not x < a; a set takes two for each of its
     values in turn.
@@ -110,7 +112,7 @@ def forest(questions: Questions, roots: Array, leaves: int, dtype: type) -> Tabl
 
 
 def _entries(targets: Array, first: Array) -> Array:
-    """Return the table node at which each inner node begins; leaves (negative) are unchanged."""
+    """Map branch numbers to their first table node; leaves (negative) are unchanged."""
     if not first.size:
         return targets
     entries: Array = np.where(targets >= 0, first[np.maximum(targets, 0)], targets)
@@ -118,14 +120,14 @@ def _entries(targets: Array, first: Array) -> Array:
 
 
 def _below(limits: Array) -> Array:
-    """Return the next lower floats; NaN below -inf, as no number is at most NaN."""
+    """Return the next lower float of each threshold; NaN for -inf, which nothing is below."""
     lower = np.nextafter(limits, limits.dtype.type(-np.inf))
     thresholds: Array = np.where(limits == -np.inf, limits.dtype.type(np.nan), lower)
     return thresholds
 
 
 def _with_leaves(nodes: Tables, leaves: int) -> Tables:
-    """Return the tables with a row for each leaf before the others; a leaf is its own child."""
+    """Prepend a row for each leaf; a leaf is its own child."""
     children = np.empty((leaves + len(nodes.children), 2), np.int32)
     # Self-loops let the kernel take `depth` steps in every row without testing for leaves.
     children[:leaves] = np.arange(leaves)[:, None]
@@ -143,9 +145,7 @@ def _with_leaves(nodes: Tables, leaves: int) -> Tables:
 
 
 def _depth(roots: Array, children: Array) -> int:
-    """Return the longest path in nodes: the number of breadth-first levels. Raises Unsupported for
-    a cycle.
-    """
+    """Return the number of breadth-first levels; raise Unsupported for a cycle."""
     reached, depth = roots[roots >= 0], 0
     while reached.size:
         depth += 1
@@ -157,9 +157,8 @@ def _depth(roots: Array, children: Array) -> int:
 
 
 def _distinct(numbers: Array, limit: int) -> Array:
-    """Return the distinct numbers below a limit, sorted. NumPy's `unique` takes ten times as long
-    for millions.
-    """
+    """Return the distinct numbers below a limit in ascending order."""
+    # Sorting few numbers is faster than a bitmap of all nodes.
     if len(numbers) < limit // 64:
         return np.unique(numbers)
     is_there = np.zeros(limit, np.bool_)

@@ -1,13 +1,12 @@
-"""The large weights of a model that is imported: they lie in its file, or in files beside it, and
-not in its messages (see ekiden.frontend.onnx.wire).
+"""Registry of large weights that stay in the model file or its external data files instead of in
+protobuf messages.
 
     weights = Weights()
     model = onnx.ModelProto.FromString(weights.without(data))
     with weights.here():  array = to_array(tensor)
 
 Where files are lent (ekiden.runtime.artifact.mapped_files) an array is a view of what is mapped,
-which
-begins at any byte; else it is a copy, so that nothing of a file is needed once its model is
+which begins at any byte; else it is a copy, so that nothing of a file is needed once its model is
 imported.
 """
 
@@ -30,7 +29,7 @@ _HERE: ContextVar[Weights]
 
 
 class Weights:
-    """A registry of the weight bytes that were cut out of messages, by number."""
+    """A registry of weight bytes that were cut out of messages, by number."""
 
     def __init__(self) -> None:
         lent = mapped_files.borrowed_files()
@@ -41,18 +40,17 @@ class Weights:
         """Files beside the model's by their locations; None: they are left to the package onnx."""
 
     def without(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Return the message of a model without its large weights, whose bytes are
-        registered here.
-        """
+        """Cut the large weights out of a serialised model and register their bytes."""
         view = memoryview(data)
         message, spans = without_weights(view, len(self._parts))
+        # Views keep the mapped file alive as long as a weight is registered.
         self._parts += [view[begin:end] for begin, end in spans]
         return message
 
     def leave_beside(self, tensor: onnx.TensorProto, folder: str) -> bool:
-        """Register the bytes of a tensor in an external data file below the model's folder, and
-        mark the tensor. Return False, with nothing changed, where the location is not plainly
-        valid: the package onnx then reports the error.
+        """Register a tensor's external data and mark the tensor; return False if it cannot be
+        mapped. Return False, with nothing changed, where the location is not plainly valid: the
+        package onnx then reports the error.
         """
         external = place_of(tensor)
         if external is None:
@@ -64,6 +62,7 @@ class Weights:
         if data is None:
             return False
         end = begin + length
+        # A declared range beyond the file is left to the package onnx, whose error names it.
         if not begin <= end <= len(data):
             return False
         mark(tensor, len(self._parts))
@@ -71,6 +70,7 @@ class Weights:
         return True
 
     def _bytes_of(self, folder: str, location: str) -> memoryview | None:
+        """Map or read an external data file; None if it cannot be opened below the folder."""
         handle = opened(folder, location)
         if handle is None:
             return None
@@ -82,9 +82,7 @@ class Weights:
             return mapped_files.read_whole(file)
 
     def array(self, number: int, kind: type[np.generic]) -> Array:
-        """Return the elements of a weight as a vector. Raises ValueError where its size in bytes is
-        not a multiple of the element's.
-        """
+        """Return a registered weight as a vector of a dtype."""
         elements = np.frombuffer(self._parts[number], kind)
         # Without lent files the model's file may go after the import, so arrays must own their
         # memory.
@@ -92,9 +90,7 @@ class Weights:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Make this registry the one that tensors read inside the context look their bytes
-        up in.
-        """
+        """Make this registry the active one inside the context."""
         token = _HERE.set(self)
         try:
             yield
@@ -106,9 +102,7 @@ _HERE = ContextVar("here")
 
 
 def number_of(proto: onnx.TensorProto) -> int | None:
-    """Return the registry number of a tensor whose bytes were cut out of its message; None for
-    others.
-    """
+    """Return the registry number of a tensor that was cut out of its message; None for others."""
     if proto.data_location != onnx.TensorProto.EXTERNAL:
         return None
     entries = {entry.key: entry.value for entry in proto.external_data}
@@ -116,9 +110,7 @@ def number_of(proto: onnx.TensorProto) -> int | None:
 
 
 def outside(proto: onnx.TensorProto, kind: type[np.generic]) -> Array | None:
-    """Return the elements of a tensor whose bytes were cut out of its message, as a vector; None
-    for others. Raises ValueError where the bytes are not a whole number of elements.
-    """
+    """Return the elements of a cut-out tensor from the active registry; None for other tensors."""
     number = number_of(proto)
     return None if number is None else _HERE.get().array(number, kind)
 

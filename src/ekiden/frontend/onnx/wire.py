@@ -1,5 +1,4 @@
-"""Cutting of large weights out of a serialised model before protobuf parses it: its parser copies
-every byte, and its Python API copies the bytes of a tensor again on access.
+"""Cutting of large weights out of a serialised model before protobuf parses it.
 
     ModelProto.graph.initializer[i].raw_data of 400 MB
       ->  the same message with  external_data {location: MARK, offset: "0"}  in its place,
@@ -48,12 +47,12 @@ _KIND = onnx.TensorProto
 
 
 class _MalformedError(Exception):
-    """An error: the bytes are not a message, or one that is left to protobuf."""
+    """Bytes that are no message, or one that is left to protobuf."""
 
 
 class _Field(NamedTuple):
-    """A field of a message: its number, wire type, start, the offset of its length, the span of its
-    content, and the value of a varint.
+    """A field on the wire: number, wire type, start, offset of its length, content span, and a
+    varint's value.
     """
 
     number: int
@@ -67,7 +66,7 @@ class _Field(NamedTuple):
 
 @dataclass(slots=True)
 class _Message:
-    """A message that contains large ones; `around` is the index of the enclosing one."""
+    """A message that contains large submessages."""
 
     kind: int
     around: int
@@ -79,9 +78,10 @@ class _Message:
 
 
 def without_weights(data: memoryview, first: int = 0) -> tuple[bytes | memoryview, Places]:
-    """Return a model's message without its large weights, numbered from `first` on, and the spans
-    of these in `data`.
+    """Cut the raw data of large tensors out of a serialised model; return the rest and the spans
+    that were cut.
     """
+    # Raw data are little-endian; other hosts need the conversion that onnx does.
     if len(data) < LEAST or sys.byteorder != "little":
         return data, []
     try:
@@ -99,7 +99,7 @@ def without_weights(data: memoryview, first: int = 0) -> tuple[bytes | memoryvie
 
 
 def _edits(data: memoryview, first: int) -> tuple[list[tuple[int, int, bytes]], Places]:
-    """Return the replacements (begin, end, new bytes) and the spans of weights."""
+    """Return the replacements (begin, end, new bytes) and the spans of the weights."""
     messages = [_Message(_MODEL, -1, 0, 0, len(data))]
     edits: list[tuple[int, int, bytes]] = []
     spans: Places = []
@@ -123,7 +123,7 @@ def _edits(data: memoryview, first: int) -> tuple[list[tuple[int, int, bytes]], 
 
 
 def _large_inside(data: memoryview, message: _Message, at: int) -> list[_Message]:
-    """Return the submessages that may contain large weights."""
+    """Return the submessages that are large enough to contain weights."""
     large, seen_fields, inside = [], set(), _INSIDE[message.kind]
     offset = message.begin
     while offset < message.end:
@@ -149,9 +149,7 @@ def _cut(
     spans: Places,
     first: int,
 ) -> None:
-    """Replace the raw data of a tensor by its registry number, if they are large and its
-    only data.
-    """
+    """Replace a tensor's large raw data by its registry number, if it has no other data."""
     raw, kind, offset = None, -1, tensor.begin
     while offset < tensor.end:
         field = _field(data, offset, tensor.end)
@@ -164,6 +162,7 @@ def _cut(
             kind = field.value
     if raw is None or raw.end - raw.begin < LEAST or kind not in PLAIN:
         return
+    # Only the fields of the mark are serialised; dtype and dims stay in the tensor's own bytes.
     instead = _KIND()
     mark(instead, first + len(spans))
     text = instead.SerializeToString()
@@ -173,7 +172,9 @@ def _cut(
 
 
 def mark(tensor: onnx.TensorProto, number: int) -> None:
-    """Mark a tensor's bytes as cut out, with their registry number."""
+    """Mark a tensor as cut out: external data at CUT_LOCATION, its registry number as the
+    offset.
+    """
     del tensor.external_data[:]
     tensor.data_location = _KIND.EXTERNAL
     for key, value in ("location", MARK), ("offset", str(number)):
@@ -181,7 +182,7 @@ def mark(tensor: onnx.TensorProto, number: int) -> None:
 
 
 def _field(data: memoryview, start: int, end: int) -> _Field:
-    """Decode the field that begins at an offset of a message. Raises _MalformedError."""
+    """Decode the field at an offset of a message."""
     tag, at = _number(data, start, end)
     number, kind, length_at, value = tag >> 3, tag & 7, at, 0
     match kind:
@@ -203,10 +204,9 @@ def _field(data: memoryview, start: int, end: int) -> _Field:
 
 
 def _number(data: memoryview, at: int, end: int) -> tuple[int, int]:
-    """Decode a base-128 varint of at most 10 bytes; return its value and the offset where
-    it ends.
-    """
+    """Decode a base-128 varint of at most 10 bytes; return its value and the offset after it."""
     value = 0
+    # A 64-bit varint has at most ten bytes of 7 bits each.
     for index in range(at, min(at + 10, end)):
         byte = data[index]
         value |= (byte & 127) << 7 * (index - at)

@@ -1,4 +1,4 @@
-"""The import of a graph: the nodes that its outputs need, each after its inputs.
+"""Importer of a graph: the nodes that its outputs need, in topological order.
 
 A subgraph (a branch, the body of a loop) sees the values of the enclosing graph; its own stay
 inside.
@@ -26,7 +26,7 @@ from ekiden.runtime.errors import ImportModelError
 
 
 class Shared(Walk):
-    """State that all graphs of one import share."""
+    """Import state that all graphs of one model share."""
 
     def __init__(self, model: Model, scope: Scope) -> None:
         super().__init__(model.label, scope)
@@ -34,7 +34,7 @@ class Shared(Walk):
         self._plans: dict[str, Plan] = {}
 
     def plan(self, name: str) -> Plan:
-        """Return the plan of a function; of the model's main graph for ""."""
+        """Return the analysis of a library function, or of the main graph for ""."""
         if name not in self._plans:
             plan = Plan(self.model.function(name) if name else self.model.graph)
             self.scope.used |= plan.used
@@ -43,7 +43,7 @@ class Shared(Walk):
 
 
 class Graph:
-    """A graph being imported, or a subgraph of one."""
+    """Importer of a graph or of a subgraph of one."""
 
     def __init__(self, plan: Plan, shared: Shared, outer: Graph | None = None) -> None:
         self.plan, self.shared, self.outer = plan, shared, outer
@@ -54,12 +54,12 @@ class Graph:
         """Conditions that are decided here: which output of their Switches is there."""
 
     def inside(self) -> Graph:
-        """Return a subgraph of this graph."""
+        """Return an importer of a subgraph, in which this graph's values are visible."""
         return Graph(self.plan, self.shared, self)
 
     def call(self, name: str, inputs: Sequence[Value]) -> list[Value]:
-        """Return the results of a library function for these inputs. Raises Unsupported if one of
-        its nodes is.
+        """Import a library function for these inputs; return its results. Raises Unsupported if one
+        of its nodes is.
         """
         callee = Graph(self.shared.plan(name), self.shared)
         parameters = callee.plan.graph.inputs
@@ -82,6 +82,7 @@ class Graph:
         return [v for v in values if v is not None]
 
     def _found(self, tensor: str) -> Value | None:
+        """Look up a tensor in this graph and its outer ones; None if it is unbound."""
         at: Graph | None = self
         while at is not None:
             if tensor in at.env:
@@ -90,7 +91,7 @@ class Graph:
         return None
 
     def decided(self, condition: str) -> int | None:
-        """Return which output of a condition's Switches is live in this subgraph; None if
+        """Return the live Switch output of a condition in this subgraph; None if it is
         undecided.
         """
         at: Graph | None = self
@@ -101,8 +102,8 @@ class Graph:
         return None
 
     def _make(self, tensors: Sequence[str]) -> None:
-        """Import the nodes of tensors and what they need, and those that follow a value of several
-        ranks once for each (see ekiden.frontend.common.cases).
+        """Import the nodes of tensors and their inputs; nodes after a value of several ranks once
+        per case.
         """
         order = self._order([node_of(t) for t in tensors if self._found(t) is None])
         last: dict[str, int] = {}
@@ -120,9 +121,7 @@ class Graph:
         self.env.finish([t for t in tensors if t in self.env])
 
     def _import(self, name: str, live: Callable[[], Sequence[str]]) -> None:
-        """Import a node that has not been, in each case that it depends on; `live` are names of
-        several ranks that it and later nodes read.
-        """
+        """Import a node in each case that it depends on."""
         proto, outputs = self.plan.node(name), [t for t in self.plan.outputs(name) if t]
         if outputs and all(self.env.is_there(t) for t in outputs):
             return  # made with another Exit of its loop
@@ -135,9 +134,8 @@ class Graph:
             self.failed.discard(name)
 
     def _order(self, names: Sequence[str]) -> list[str]:
-        """Return nodes and those that they need, each behind what it needs, without recursion over
-        the depth of the graph.
-        """
+        """Return nodes in topological order with the nodes that they need."""
+        # Iterative depth-first search: deep graphs would overflow Python's stack.
         waiting, open_ = list(reversed(names)), set()
         done: dict[str, None] = {}
         while waiting:
@@ -152,19 +150,21 @@ class Graph:
                 open_.discard(name)
                 continue
             open_.add(name)
+            # A cycle outside of while loops: the graph is malformed.
             if any(n in open_ for n in needed):
                 raise ImportModelError(f"import {self.shared.label}: {name!r} is made of itself")
             waiting += reversed(needed)
         return list(done)
 
     def _needs(self, name: str) -> list[str]:
-        """Return the nodes that must be imported before one."""
+        """Return the producers that must be imported before a node."""
         tensors = self._tensors(self.plan.node(name))
         return [node_of(t) for t in tensors if self._found(t) is None]
 
     def _reads(self, name: str) -> list[str]:
-        """Return the tensors of this graph that importing a node reads: its inputs, and of the end
-        of a choice or loop of version 1 all that is before it."""
+        """Return the tensors of this graph that importing a node reads; the end of a loop or choice
+        reads all that is upstream.
+        """
         node = self.plan.node(name)
         is_end = node.op in ("Exit", "RefExit", "Merge", "RefMerge")
         return self.plan.upstream(node) if is_end else self._tensors(node)
@@ -221,7 +221,7 @@ def _apply(row: Row, node: Node) -> Result:
 
 
 def _dtype(row: Row, node: Node) -> str:
-    """Return the dtype of what an evaluation rule returns."""
+    """Return the dtype of an evaluation rule's result."""
     if row.is_predicate:
         return "bool"
     for name in ("DstT", "out_type", "T", "dtype", "Tparams"):

@@ -1,4 +1,4 @@
-"""From a model of TensorFlow to a module: its inputs, its nodes, its outputs."""
+"""Import of a TensorFlow model as a module: inputs, nodes, outputs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def import_tensorflow(
     signature: str = "",
     outputs: Sequence[str] = (),
 ) -> ImportedModule:
-    """Return a module whose `main` computes a SavedModel, a frozen graph, a Keras model or a
-    concrete function.
+    """Import a SavedModel, frozen graph, Keras model or concrete function as a module whose `main`
+    computes it.
 
     Extents that the model leaves open are symbolic.
 
@@ -47,7 +47,7 @@ def import_tensorflow(
 
 
 class _Importer:
-    """One import attempt, with the facts known so far about dimensions."""
+    """Import attempt of one model, under the dimension facts known so far."""
 
     def __init__(self, model: Model, facts: Facts) -> None:
         self.model, self.label = model, model.label
@@ -57,7 +57,7 @@ class _Importer:
         self.graph = Graph(self.shared.plan(""), self.shared)
 
     def run(self, shapes: Shapes) -> ImportedModule:
-        """Import everything, or raise."""
+        """Import inputs, nodes and outputs; raise the collected problems if there are some."""
         inputs, outputs = self.model.graph.inputs, self.model.graph.outputs
         names = [i.name for i in inputs]
         for name in shapes:

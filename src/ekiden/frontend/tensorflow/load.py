@@ -1,4 +1,4 @@
-"""Loading of models: a graph whose weights are constants, and the functions that it calls.
+"""Loading of TensorFlow models: a graph with constant weights, and its library of functions.
 
 A SavedModel or a Keras model is a function of TensorFlow; TensorFlow's own
 `convert_variables_to_constants_v2` makes its variables constants.
@@ -35,8 +35,8 @@ Dims: TypeAlias = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A graph input: tensor name, the user's name, shape (-1 for an unknown extent, None for
-    unknown rank), dtype.
+    """Graph input: tensor name, the user's name, shape (-1 for an unknown extent, None for unknown
+    rank), dtype.
     """
 
     tensor: str
@@ -47,7 +47,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes by name, inputs, and the outputs as (the user's name, tensor)."""
+    """Graph of a model: nodes by name, inputs, and outputs as (the user's name, tensor)."""
 
     nodes: Mapping[str, Proto]
     inputs: Sequence[Input]
@@ -56,7 +56,7 @@ class Graph:
 
 @dataclass(slots=True)
 class Model:
-    """A graph and the functions of its library, which become graphs when first used.
+    """Loaded model: its main graph and a library of functions, which become graphs when first used.
 
     label: the model's name in messages.
     """
@@ -68,7 +68,7 @@ class Model:
     _functions: dict[str, Graph] = field(default_factory=dict)
 
     def function(self, name: str) -> Graph:
-        """Return a function of the library as a graph. Raises Unsupported if there is none."""
+        """Return a library function as a graph; raise Unsupported without one."""
         if name not in self.library:
             raise Unsupported(f"the graph has no function {name!r}")
         if name not in self._functions:
@@ -78,8 +78,8 @@ class Model:
 
 
 def dtype_name(number: int) -> str:
-    """Return a DataType as our dtype name; "string", "resource", "variant" and others are not
-    tensors.
+    """Return the name of a DataType enum value; "string", "resource" and "variant" are no tensor
+    dtypes.
 
     Raises ImportModelError for a number that is not a DataType.
     """
@@ -90,7 +90,7 @@ def dtype_name(number: int) -> str:
 
 
 def dims_of(proto: Proto) -> Dims:
-    """Return the extents of a TensorShapeProto; None for an unknown rank."""
+    """Return the extents of a TensorShapeProto, -1 for unknown ones; None for an unknown rank."""
     return None if proto.unknown_rank else tuple(int(d.size) for d in proto.dim)
 
 
@@ -100,8 +100,8 @@ def tensor_name(name: str) -> str:
 
 
 def output_dtype(graph: Graph, tensor: str) -> str:
-    """Return the dtype of an output that an Identity or Placeholder yields, as in functions; else
-    ANY_OBJECT.
+    """Return the dtype of a function's output that an Identity or Placeholder yields; else
+    OBJECT_DTYPE.
     """
     node = graph.nodes.get(tensor.rpartition(":")[0])
     if node is None or node.op not in ("Identity", "Placeholder"):
@@ -110,7 +110,7 @@ def output_dtype(graph: Graph, tensor: str) -> str:
 
 
 def read_model(source: object, signature: str = "", outputs: Sequence[str] = ()) -> Model:
-    """Read a path, bytes, or an object of TensorFlow or Keras.
+    """Load a path, bytes, or an object of TensorFlow or Keras.
 
     Args:
         source: The path, bytes or object.
@@ -147,7 +147,7 @@ def _check_no_signature(signature: str, label: str) -> None:
 
 
 def _of_keras_bytes(data: bytes, signature: str) -> Model:
-    """Read the bytes of a .keras file, through a temporary file, as Keras reads paths only."""
+    """Load the bytes of a .keras file through a temporary file, as Keras reads paths only."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
         path.write_bytes(data)
@@ -195,6 +195,7 @@ def _parsed(data: bytes, label: str) -> Proto:
 def _saved(path: Path, label: str, signature: str) -> Model:
     with told_by("TensorFlow cannot load it", label, None):
         for meta_graph in parse_saved_model(str(path)).meta_graphs:
+            # TensorFlow itself allocates declared counts: check them before it loads the graph.
             check_counts(nodes_of(meta_graph.graph_def), label)
         loaded = tf.saved_model.load(str(path))
     signatures = loaded.signatures
@@ -211,7 +212,7 @@ def _saved(path: Path, label: str, signature: str) -> Model:
 
 
 def _of_keras(model: Any, label: str) -> Model:  # noqa: ANN401
-    """Return a Keras model as a graph.
+    """Load a Keras model as a graph.
 
     A subclassed model declares no inputs but can be exported once it has been called; Keras decides
     which of its axes are open.
@@ -240,7 +241,7 @@ def _keras_function(model: Any, label: str) -> Any:  # noqa: ANN401
     structure = getattr(model, "_inputs_struct", None)  # a Sequential has none
 
     def call(*args: Any) -> Any:  # noqa: ANN401
-        """Run the model in inference mode on tensors in the order of its input structure."""
+        """Call the model in inference mode with tensors in the order of its input structure."""
         if not isinstance(structure, (list, tuple, dict)):
             return model(args[0], training=False)
         return model(tf.nest.pack_sequence_as(structure, args), training=False)
@@ -258,7 +259,7 @@ def _keras_names(model: Any) -> list[str]:  # noqa: ANN401
 
 
 def _of_function(function: Any, label: str, names: Sequence[str] = ()) -> Model:  # noqa: ANN401
-    """Return a concrete function as a graph with its variables as constants."""
+    """Freeze a concrete function into a graph with constant weights."""
     with told_by("TensorFlow cannot freeze it", label, None):
         # Without lowering, control flow stays v2 calls of functions, which import as Relay branches
         # and loops.
@@ -306,8 +307,8 @@ def _frozen(graph: Proto, label: str, outputs: Sequence[str]) -> Model:
 
 
 def _plain_name(name: str, nodes: Mapping[str, Proto], label: str) -> str:
-    """Return a tensor's graph name for its name in a function body: Identity:0 for
-    Identity:output:0.
+    """Resolve a tensor name of a function body to its graph name: Identity:output:0 becomes
+    Identity:0.
 
     Raises CompileError for a result that the operator does not have.
     """
@@ -324,7 +325,7 @@ def _plain_name(name: str, nodes: Mapping[str, Proto], label: str) -> str:
 
 
 def _count(result: Proto, node: Proto) -> int:
-    """Return how many tensors one result of an operator has."""
+    """Return the number of tensors of one result of an operator."""
     if result.type_list_attr:
         return len(node.attr[result.type_list_attr].list.type)
     return int(node.attr[result.number_attr].i) if result.number_attr else 1
@@ -338,9 +339,10 @@ def _placeholder_shape(node: Proto) -> Dims:
 
 
 def _ends(graph: Proto) -> list[str]:
-    """Return the nodes that nothing reads, except control flow; if there are none, the ends of
-    loops and branches.
+    """Return the nodes that nothing reads, except control flow; without any, the ends of loops and
+    branches.
     """
+    # A frozen graph does not state its outputs: nodes that nothing reads are taken for them.
     read = {i.lstrip("^").partition(":")[0] for n in graph.node for i in n.input}
     switches = {n.name for n in graph.node if n.op in ("Switch", "RefSwitch")}
     free = [n for n in graph.node if n.name not in read]
@@ -358,6 +360,7 @@ _JOINTS = ("Exit", "Merge")
 
 
 def _function_graph(proto: Proto) -> Graph:
+    # A FunctionDef names results "node:output:index"; the flat form is "node:index".
     graph, flat = function_def_to_graph_def(proto)
     nodes = {n.name: n for n in graph.node}
     inputs = [

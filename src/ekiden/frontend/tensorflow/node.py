@@ -1,4 +1,4 @@
-"""The node that converters see, and the rows of the converter table."""
+"""Node of a GraphDef as converters see it, and the rows of the converter table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Node(common.AttributeNode):
-    """A node of a GraphDef as converters see it; `graph` is the graph that contains it."""
+    """Node of a GraphDef as converters see it; `graph` is its importer."""
 
     def __init__(
         self, proto: Proto, inputs: Sequence[Value | None], graph: Graph, outputs: Sequence[str]
@@ -30,7 +30,7 @@ class Node(common.AttributeNode):
         return name in self.proto.attr
 
     def flag(self, name: str) -> bool:
-        """Return a boolean attribute; False if it is not set."""
+        """Return a bool attribute; False if it is absent."""
         return bool(self.proto.attr[name].b) if self.has(name) else False
 
     def number(self, name: str, default: int = 0) -> int:
@@ -46,11 +46,11 @@ class Node(common.AttributeNode):
         return self.proto.attr[name].s.decode() if self.has(name) else default
 
     def ints(self, name: str) -> tuple[int, ...]:
-        """Return an attribute that is a list of integers."""
+        """Return an integer list attribute."""
         return tuple(int(i) for i in self.proto.attr[name].list.i) if self.has(name) else ()
 
     def reals(self, name: str) -> tuple[float, ...]:
-        """Return an attribute that is a list of floats."""
+        """Return a float list attribute."""
         return tuple(float(f) for f in self.proto.attr[name].list.f) if self.has(name) else ()
 
     def dtype_of(self, name: str, default: str = "float32") -> str:
@@ -67,11 +67,11 @@ class Node(common.AttributeNode):
         return dims_of(self.proto.attr[name].shape) if self.has(name) else None
 
     def function(self, name: str) -> str:
-        """Return the name of the library function in an attribute."""
+        """Return the library function that an attribute names."""
         return str(self.proto.attr[name].func.name)
 
     def functions(self, name: str) -> list[str]:
-        """Return the names of the library functions in a list attribute."""
+        """Return the library functions that a list attribute names."""
         return [str(f.name) for f in self.proto.attr[name].list.func]
 
 
@@ -83,7 +83,7 @@ ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the converter table: operator, converter, evaluation rule."""
+    """Row of the converter table: operator, converter, evaluation rule."""
 
     op: str
     convert: Converter

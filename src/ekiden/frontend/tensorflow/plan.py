@@ -1,5 +1,5 @@
-r"""Analysis of a graph before its import: which outputs are read, and the loops and branches of
-control flow v1.
+r"""Control flow analysis of a graph before its import: outputs read, and the loops and choices of
+version 1.
 
     Enter -> Merge -> Switch --true--> body -> NextIteration -> Merge
                |         \\-false-> Exit
@@ -18,7 +18,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoopVariable:
-    """A variable that a loop carries.
+    """Variable that a loop carries, by the names of its tensors and nodes.
 
     start: the tensor before the loop; merge, switch: the nodes that hold it; after: the tensor that
     the next iteration begins with; exit: the node after the loop, if any.
@@ -33,9 +33,7 @@ class LoopVariable:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A loop of control flow v1. condition: the tensor; invariants: tensors that the body reads
-    from outside.
-    """
+    """While loop of control flow version 1 (TensorFlow's frame)."""
 
     variables: Sequence[LoopVariable]
     condition: str
@@ -48,12 +46,12 @@ def node_of(tensor: str) -> str:
 
 
 def data_inputs(node: Proto) -> list[str]:
-    """Return the tensors that a node reads, without control inputs."""
+    """Return the tensors that a node reads, without control dependencies."""
     return [tensor_name(i) for i in node.input if not i.startswith("^")]
 
 
 class Plan:
-    """The analysis of one graph."""
+    """Analysis of one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -71,24 +69,24 @@ class Plan:
         self._frames: dict[str, Frame] = {}
 
     def outputs(self, name: str) -> list[str]:
-        """Return the outputs of a node that are read; "" for the others."""
+        """Return the outputs of a node that are read, "" for the others."""
         return self._outputs.get(name, [])
 
     def node(self, name: str) -> Proto:
-        """Return a node. Raises Unsupported if there is none."""
+        """Return a node by name; raise Unsupported without one."""
         if name not in self.graph.nodes:
             raise Unsupported(f"the graph has no node {name!r}")
         return self.graph.nodes[name]
 
     def source(self, tensor: str) -> str:
-        """Return the tensor behind a chain of Identity nodes."""
+        """Return the tensor at the head of a chain of Identity nodes."""
         nodes = self.graph.nodes
         while node_of(tensor) in nodes and nodes[node_of(tensor)].op == "Identity":
             tensor = data_inputs(nodes[node_of(tensor)])[0]
         return tensor
 
     def upstream(self, node: Proto) -> list[str]:
-        """Return the tensors that a node is made of: its inputs, theirs, and so on."""
+        """Return all tensors that a node depends on, transitively."""
         waiting, visited = data_inputs(node), dict[str, None]()
         while waiting:
             tensor = waiting.pop()
@@ -99,7 +97,7 @@ class Plan:
         return list(visited)
 
     def is_loop(self, merge: Proto) -> bool:
-        """Return whether a Merge belongs to a loop: one of its inputs is a NextIteration."""
+        """Return whether a Merge belongs to a loop: one input comes from a NextIteration."""
         makers = [self.node(node_of(t)).op for t in data_inputs(merge)]
         return any(op in _AGAIN for op in makers)
 
@@ -132,6 +130,8 @@ class Plan:
             for e in enters
             if self.graph.nodes[e].attr["is_constant"].b
         ]
+        # The loops of version 1 have no structure but their nodes: Enter -> Merge -> Switch ->
+        # Exit.
         merges = {
             n.name: n
             for n in nodes
@@ -165,7 +165,9 @@ class Plan:
         return sides[0][0], by_side
 
     def _side(self, tensor: str) -> tuple[str, int]:
-        """Return (condition, output of its Switch) that decides whether a tensor is live."""
+        """Return the condition, and the output of its Switch, that decides whether a tensor is
+        live.
+        """
         waiting, visited = [(tensor, 0)], set()
         while waiting:
             at, depth = waiting.pop(0)
@@ -177,6 +179,7 @@ class Plan:
             if node.op in SWITCHES:
                 if depth == 0:
                     return self.source(data_inputs(node)[1]), int(output)
+                # A Switch below a nested Merge belongs to that inner choice: leave its level.
                 waiting.append((data_inputs(node)[0], depth - 1))
                 continue
             # Each Merge on the way back closes a nested choice: its Switch does not decide this

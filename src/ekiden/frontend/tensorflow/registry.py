@@ -1,4 +1,4 @@
-"""The converter table: operator -> its row, made of the rows of each family."""
+"""Converter table of TensorFlow operators, assembled from the rows of each family."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ assert len(TABLE) == sum(len(family.ROWS) for family in FAMILIES), "an operator 
 
 
 def find(name: str) -> Row:
-    """Return the row of an operator. Raises Unsupported if there is none."""
+    """Look up the row of an operator; raise Unsupported without one."""
     if name not in TABLE:
         raise Unsupported("the operator is not supported")
     return TABLE[name]

@@ -26,7 +26,8 @@ def from_tensorflow(
     outputs: Sequence[str] | None = None,
     convert_config: Mapping[str, object] | None = None,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return a Relay module of a frozen GraphDef, and no parameters: its weights are constants.
+    """Import a frozen GraphDef as a Relay module; the parameters are empty, as weights are
+    constants.
 
     Args:
         graph: The frozen GraphDef.
@@ -56,7 +57,7 @@ def from_tensorflow(
 
 
 def _last(graph: Proto) -> list[str]:
-    """Return the last node with an output; if a loop ends the graph, all of its variables."""
+    """Return the default outputs: the last node, or all variables of a loop that ends the graph."""
     nodes = [node for node in graph.node if node.op != "NoOp"]
     ends = list(takewhile(lambda node: node.op == "Exit", reversed(nodes)))
     return [node.name for node in reversed(ends or nodes[-1:])]
@@ -65,7 +66,7 @@ def _last(graph: Proto) -> list[str]:
 def from_keras(
     model: object, shape: Mapping[str, Sequence[Dim]] | None = None, layout: str = "NHWC"
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return a Relay module of a Keras 3 model that computes with TensorFlow, and no parameters.
+    """Import a Keras 3 model of the TensorFlow backend as a Relay module; the parameters are empty.
 
     TVM's default layout is "NCHW", to which it transposes Keras's "NHWC"; here layouts stay.
 

@@ -1,4 +1,5 @@
-"""gemmlowp's fixed-point functions: int64 numbers with 31 fraction bits; of arrays, with 15 too.
+"""gemmlowp's fixed-point functions: on Relay expressions of int64 with 31 fraction bits, on arrays
+also with 15.
 
 They are Taylor and Newton steps whose roundings are part of the definition of a quantised softmax
 and of an integer LSTM's gates (google/gemmlowp, fixedpoint/fixedpoint.h).
@@ -23,13 +24,15 @@ def _number(value: int) -> Expr:
 
 
 def product(a: Expr, b: Expr) -> Expr:
-    """Return a * b, rounded half up (gemmlowp: SaturatingRoundingDoublingHighMul)."""
+    """Emit a * b, rounded half up (gemmlowp: SaturatingRoundingDoublingHighMul)."""
+    # a * b has at most 62 bits in int64; only -1 * -1 would need saturation, which callers never
+    # pass.
     wide = op.add(op.multiply(a, b), _number(1 << 30))
     return op.right_shift(wide, _number(31))
 
 
 def shifted(data: Expr, by: Expr) -> Expr:
-    """Return data / 2**by, rounded half away from zero (gemmlowp: RoundingDivideByPOT); `by` is at
+    """Emit data / 2**by, rounded half away from zero (gemmlowp: RoundingDivideByPOT); `by` is at
     least 0.
     """
     half = op.right_shift(op.left_shift(_number(1), by), _number(1))
@@ -47,14 +50,16 @@ def _raised(data: Expr, bits: int) -> Expr:
 
 
 def leading_zeros(data: Expr) -> Expr:
-    """Return the number of leading zeros of non-negative 32-bit numbers."""
+    """Emit the number of leading zeros of non-negative 32-bit numbers."""
+    # Relay has no count-leading-zeros operator.
     return reduce(op.add, (op.cast(op.less(data, _number(1 << k)), "int64") for k in range(32)))
 
 
 def _inverse_above_one(fraction: Expr) -> Expr:
-    """Return 1 / (1 + x), x from 0 to 1, by three Newton steps."""
+    """Emit 1 / (1 + x) for x in [0, 1] by three Newton steps."""
     half = op.right_shift(op.add(fraction, _number(_ONE + 1)), _number(1))
     x = op.add(_number(1515870810), product(half, _number(-1010580540)))
+    # Newton's method from 48 / 17 - 32 / 17 x doubles the correct bits in each step.
     for _ in range(3):
         error = op.subtract(_number(1 << 29), product(half, x))
         x = op.add(x, _raised(product(x, error), 2))
@@ -62,7 +67,7 @@ def _inverse_above_one(fraction: Expr) -> Expr:
 
 
 def reciprocal(data: Expr) -> tuple[Expr, Expr]:
-    """Return (leading zeros of 32 bits, 1 / (1 + x)), where 1 + x is the number normalised to its
+    """Emit (leading zeros, 1 / (1 + x)), where 1 + x is the number normalized to its
     leading bit.
     """
     zeros = leading_zeros(data)
@@ -71,8 +76,8 @@ def reciprocal(data: Expr) -> tuple[Expr, Expr]:
 
 
 def log(data: Expr, integer_bits: int, result: int) -> Expr:
-    """Return the logarithm of numbers >= 1 with `integer_bits` bits before the point, with `result`
-    bits before it.
+    """Emit the logarithm of numbers >= 1 with `integer_bits` integer bits, as `result` integer
+    bits.
 
     A number is a power of two, or of two and a half, times one near sqrt(sqrt(1 / 2)), around which
     a rational function approximates the logarithm. Sums have one more integer bit.
@@ -104,7 +109,7 @@ _LOG_TWO, _ROOT, _ROOT_OF_ROOT = 1488522236, 1518500250, 1805811301
 
 
 def inverse_root(data: Expr) -> tuple[Expr, Expr]:
-    """Return (factor, shift): 1 / sqrt of numbers below 2**31 is factor / 2**(31 + shift).
+    """Emit (factor, shift) with 1 / sqrt(n) = factor / 2**(31 + shift) for n below 2**31.
 
     By five Newton steps with 3 integer bits. For numbers not above 1 the result is nearly 1.
     """
@@ -117,6 +122,7 @@ def inverse_root(data: Expr) -> tuple[Expr, Expr]:
     x = op.right_shift(moved, _number(1))
     half = shifted(x, _number(1))
     root: Expr = op.full_like(x, _number(1 << 28))
+    # Five Newton iterations, as TensorFlow Lite's GetInvSqrtQuantizedMultiplierExp.
     for _ in range(5):
         cube = _raised(product(product(root, root), root), 6)
         apart = op.subtract(product(_number(3 << 27), root), product(half, cube))
@@ -147,7 +153,7 @@ class Fixed:
     bits: int
 
     def constant(self, value: int) -> int:
-        """Convert a constant from 31 to `bits` fraction bits, rounding half away from zero."""
+        """Round a constant from 31 to `bits` fraction bits, half away from zero."""
         return int(halved(np.asarray(value, np.int64), 31 - self.bits))
 
     def product(self, a: Array, b: Array | int) -> Array:
@@ -160,7 +166,7 @@ class Fixed:
         return np.clip(data, -1 << self.bits, (1 << self.bits) - 1)
 
     def exp(self, data: Array, integer_bits: int) -> Array:
-        """Return exp of non-positive numbers with `integer_bits` bits before the point."""
+        """Return exp of non-positive numbers with `integer_bits` integer bits."""
         data = data.astype(np.int64)
         behind = self.bits - integer_bits
         quarter = 1 << (behind - 2)
@@ -179,7 +185,7 @@ class Fixed:
         return np.where(data == 0, (1 << self.bits) - 1, exponential)
 
     def _exp_near_zero(self, data: Array) -> Array:
-        """Return exp of numbers from -1/4 to 0 by Taylor's expansion around -1/8."""
+        """Return exp on [-1/4, 0] by Taylor expansion around -1/8."""
         start, third = self.constant(1895147668), self.constant(715827883)
         x = data + (1 << (self.bits - 3))
         x2 = self.product(x, x)
@@ -188,7 +194,7 @@ class Fixed:
         return self.saturated(start + self.product(x + tail, start))
 
     def _inverse(self, data: Array) -> Array:
-        """Return 2 / (1 + x) for x from 0 to 1, with 2 integer bits, by Newton steps."""
+        """Return 2 / (1 + x) for x in [0, 1] with 2 integer bits, by Newton steps."""
         half = (data + (1 << self.bits)) >> 1
         x = self.constant(1515870810) + self.product(half, self.constant(-1010580540))
         one = 1 << (self.bits - 2)
@@ -198,29 +204,27 @@ class Fixed:
         return x
 
     def reciprocal(self, data: Array) -> tuple[Array, Array]:
-        """Return (leading zeros of `bits` + 1 bits, 1 / (1 + x)) of positive integers, where 1 + x
-        is the number normalised to its leading bit.
+        """Return (leading zeros, 1 / (1 + x)) of positive integers, where 1 + x is the number
+        normalized to its leading bit.
         """
         zeros = self.bits + 1 - np.frexp(data.astype(np.float64))[1].astype(np.int64)
         fraction = (data << zeros) - (1 << self.bits)
         return zeros, self.saturated(self._inverse(fraction) << 1)
 
     def sigmoid(self, data: Array, integer_bits: int) -> Array:
-        """Return 1 / (1 + exp(-x)) of numbers with `integer_bits` bits before the point."""
+        """Return 1 / (1 + exp(-x)) of numbers with `integer_bits` integer bits."""
         above = self.saturated(self._inverse(self.exp(-np.abs(data), integer_bits)) << 1)
         logistic = np.where(data > 0, above, (1 << self.bits) - 1 - above)
         return np.where(data == 0, 1 << (self.bits - 1), logistic)
 
     def tanh(self, data: Array, integer_bits: int) -> Array:
-        """Return (1 - exp(-2 x)) / (1 + exp(-2 x)) of numbers with `integer_bits` bits before the
-        point.
-        """
+        """Return (1 - exp(-2 x)) / (1 + exp(-2 x)) of numbers with `integer_bits` integer bits."""
         inverse = self._inverse(self.exp(-np.abs(data), integer_bits + 1))
         magnitude = self.saturated((inverse - (1 << (self.bits - 2))) << 2)
         return np.where(data == 0, 0, np.where(data < 0, -magnitude, magnitude))
 
 
 def halved(data: Array, bits: int | Array) -> Array:
-    """Return data / 2**bits, rounded half away from zero; `bits` from 0 to 62."""
+    """Return data / 2**bits, rounded half away from zero; `bits` is in [0, 62]."""
     moved = np.asarray(data + (1 << bits >> 1) - (data < 0), np.int64)
     return np.right_shift(moved, bits)

@@ -1,4 +1,4 @@
-"""Walk over the operators of one graph of a model: the main one, or one that an operator runs."""
+"""Importer of the operators of one subgraph: the main one, or one that an operator runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INTEGERS = ("int8", "uint8", "int16")
 
 
 class Variables:
-    """Variables that persist between runs, by name, with their current and initial values.
+    """Table of variables that persist between runs, with their current and initial values.
 
     Those that CALL_ONCE initialises, and tensors that operators change, are inputs of `main`; one
     that each run assigns before it reads is not.
@@ -53,15 +53,13 @@ class Variables:
         return self.now[name]
 
     def read(self, name: str) -> Value:
-        """Return a variable's value at this point of the import. Raises Unsupported where none was
-        assigned before.
-        """
+        """Return the value of a variable at this point of the import."""
         if name not in self.now:
             raise Unsupported(f"the variable {name!r} is read before it has a value")
         return self.now[name]
 
     def assign(self, name: str, value: Value) -> None:
-        """Assign a variable. Raises Unsupported where its initial value is not constant."""
+        """Assign a variable; within CALL_ONCE this sets its initial value."""
         if not self.is_initial:
             self.now[name] = value
         elif value.array is None:
@@ -71,7 +69,7 @@ class Variables:
 
 
 class Shared(Walk):
-    """State shared by all graphs of one import."""
+    """Import state that all subgraphs of one model share."""
 
     def __init__(self, model: Model, scope: Scope, main: Main) -> None:
         super().__init__(model.label, scope)
@@ -81,7 +79,7 @@ class Shared(Walk):
 
 
 class Graph:
-    """Graph under import."""
+    """Importer of one subgraph."""
 
     def __init__(self, graph: Subgraph, shared: Shared) -> None:
         self.graph, self.shared = graph, shared
@@ -91,7 +89,7 @@ class Graph:
         """Tensors of operators that are not supported, and of what comes after them."""
 
     def inside(self, index: int) -> Graph:
-        """Return another graph of the model. Raises ImportModelError if there is no such graph."""
+        """Return an importer of another subgraph of the model."""
         if not 0 <= index < len(self.shared.model.graphs):
             raise ImportModelError(f"there is no subgraph {index}")
         return Graph(self.shared.model.graphs[index], self.shared)
@@ -102,9 +100,7 @@ class Graph:
         return [self.graph.tensors[i].name for i in self.graph.inputs]
 
     def run(self, inputs: Sequence[Value]) -> list[Value]:
-        """Import the graph for these inputs; return its outputs. Raises Unsupported when an
-        operator does.
-        """
+        """Import the subgraph for these inputs; return its outputs."""
         if len(inputs) != len(self.graph.inputs):
             expected, actual = len(inputs), len(self.graph.inputs)
             raise Unsupported(f"expected a graph of {expected} inputs, got one of {actual}")
@@ -125,9 +121,7 @@ class Graph:
         self.env.put(dict(zip(names, inputs, strict=True)))
 
     def walk(self) -> None:
-        """Import the operators, and those that follow a value of several ranks once for each (see
-        ekiden.frontend.common.cases).
-        """
+        """Import the operators in order; those after a value of several ranks once per case."""
         operations, tensors = self.graph.operations, self.graph.tensors
         last = {tensors[i].name: n for n, o in enumerate(operations) for i in o.inputs if i >= 0}
         last.update((tensors[i].name, len(operations)) for i in self.graph.outputs)
@@ -143,8 +137,7 @@ class Graph:
             self.env.finish([tensors[i].name for i in self.graph.outputs])
 
     def _import(self, operation: Operation, live: Callable[[], Sequence[str]]) -> None:
-        """Import an operator in each case that it depends on; `live` are names of several ranks
-        that it and later ones read."""
+        """Import an operator in each case that it depends on."""
         tensors = self.graph.tensors
         ranked = self.env.of_ranks(tensors[i].name for i in operation.inputs if i >= 0)
         if not ranked:
@@ -168,17 +161,17 @@ class Graph:
             self.failed.difference_update(operation.outputs or [-2])
 
     def _label(self, operation: Operation) -> str:
-        """Return an operator as messages have it."""
+        """Return the name of an operator in messages."""
         outputs = (repr(self.graph.tensors[i].name) for i in operation.outputs)
         return f"{operation.code} #{operation.index} {' '.join(outputs)}".strip()
 
     def outputs(self) -> list[Value]:
-        """Return the graph's outputs, once its operators are imported."""
+        """Return the subgraph's outputs after its operators are imported."""
         return [self.value(i) for i in self.graph.outputs]
 
     def value(self, index: int) -> Value:
-        """Return a computed or constant tensor. Raises ImportModelError where nothing
-        computes it.
+        """Return a tensor that is computed, constant or a variable. Raises ImportModelError where
+        nothing computes it.
         """
         tensor = self.graph.tensors[index]
         if tensor.name in self.env:
@@ -196,7 +189,7 @@ class Graph:
         return self.env[tensor.name]
 
     def _kept(self, tensor: Tensor) -> Value:
-        """Return a variable tensor, which operators change; it is zero at first."""
+        """Return a variable tensor, which starts at zero and which operators update."""
         variables = self.shared.variables
         if tensor.name in variables.now:
             return variables.now[tensor.name]
@@ -235,7 +228,7 @@ class Graph:
 
 
 def _followed(row: Row, node: Node, value: Value) -> Value:
-    """Return an output computed from data, with what is known of its elements."""
+    """Annotate an output computed from data with the elements that its rule proves."""
     rule = row.rule
     assert rule is not None
     return rules.followed(node.scope, node.inputs, lambda elements: rule(node, elements), value)
@@ -258,7 +251,7 @@ def _apply(row: Row, node: Node) -> Result:
 
 
 def _checked(value: Value, tensor: Tensor) -> Value:
-    """Return an output. Raises Unsupported where its dtype differs from the model's."""
+    """Check that an output has the dtype of its tensor."""
     if isinstance(value, NoTensor):
         return value
     if value.type.dtype != tensor.stored:
@@ -267,7 +260,7 @@ def _checked(value: Value, tensor: Tensor) -> Value:
 
 
 def _check(row: Row, ins: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
-    """Raise Unsupported for tensors that a row does not support."""
+    """Raise Unsupported for tensors that a row does not accept."""
     for tensor in (*(t for t in ins if t is not None), *outs):
         if not row.takes(tensor):
             raise Unsupported(tensor.why)
@@ -275,7 +268,7 @@ def _check(row: Row, ins: Sequence[Tensor | None], outs: Sequence[Tensor]) -> No
 
 
 def _check_quantization(row: Row, ins: Sequence[Tensor | None], outs: Sequence[Tensor]) -> None:
-    """Raise Unsupported for quantised tensors that a row does not support."""
+    """Raise Unsupported for quantized tensors that a row does not accept."""
     if row.quantized is Quantized.OWN:
         return
     if row.integer is not None:

@@ -1,4 +1,5 @@
-"""The arithmetic of TensorFlow Lite's hybrid kernels: data of float32, weights of int8.
+"""Arithmetic of TensorFlow Lite's hybrid kernels: float32 activations quantized per row, int8
+weights.
 
 The converter's default optimisation makes such operators where it has no data to calibrate by
 ("dynamic range"). Their kernels quantise the data as they come, each row (image, for convolutions)
@@ -40,24 +41,21 @@ def is_hybrid(node: Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Quantised rows: uint8 levels, and each row's scale (float32) and zero point (int32), with
-    extent 1 for all axes but the first.
-    """
+    """Rows quantized at run time: uint8 levels, float32 scale and int32 zero point per row."""
 
     levels: Expr
     scale: Expr
     point: Expr
 
     def numbers(self, sums: Expr, weight_sums: Expr, scales: Expr) -> Expr:
-        """Dequantize sums of levels times weights (int32); the weights' sums and scales broadcast
-        over them.
-        """
+        """Dequantize int32 sums of levels times weights; the weights' sums and scales broadcast."""
+        # sum((q - z) w) = sum(q w) - z sum(w): the zero point costs one multiplication per output.
         centred = op.subtract(sums, op.multiply(self.point, weight_sums))
         return op.multiply(op.cast(centred, "float32"), op.multiply(self.scale, scales))
 
 
 def quantized(data: Expr, rank: int, asymmetric: bool) -> Rows:
-    """Quantise rows of float32."""
+    """Quantize float32 rows."""
     axes = tuple(range(1, rank))
     low, high = (f(data, axis=axes, keepdims=True) for f in (op.min, op.max))
     scale, point = (_asymmetric if asymmetric else _symmetric)(low, high)
@@ -70,14 +68,14 @@ def quantized(data: Expr, rank: int, asymmetric: bool) -> Rows:
 
 
 class Operand:
-    """Float rows that are multiplied by float or int8 weights; they are quantised once."""
+    """Float operand of several products with float or int8 weights; it is quantized once."""
 
     def __init__(self, node: Node, data: Expr) -> None:
         self.node, self.data = node, data
         self._rows: Rows | None = None
 
     def times(self, weight: int) -> Expr:
-        """Return the product with the weights of an input."""
+        """Emit the product with the weights of an input."""
         tensor, values = self.node.ins[weight], self.node.expr(weight)
         if tensor is None or tensor.dtype != "int8":
             return op.nn.dense(self.data, values)
@@ -89,7 +87,7 @@ class Operand:
 
 
 def real(node: Node, index: int) -> Expr:
-    """Return a float input, or an int8 one dequantized, as the kernels do first."""
+    """Return a float input, or an int8 one dequantized as the kernels do first."""
     tensor = node.ins[index]
     if tensor is None or tensor.dtype != "int8":
         return node.expr(index)
@@ -101,8 +99,8 @@ def _number(value: float) -> Expr:
 
 
 def _asymmetric(low: Expr, high: Expr) -> tuple[Expr, Expr]:
-    """Return scale and zero point in float64, as the kernels: the end nearer to 0 in steps
-    determines the zero point.
+    """Emit scale and zero point in float64; the end nearer to 0 determines the zero point, as in
+    the kernels.
     """
     low = op.cast(op.minimum(low, const(np.float32(0))), "float64")
     high = op.cast(op.maximum(high, const(np.float32(0))), "float64")
@@ -123,9 +121,7 @@ def _symmetric(low: Expr, high: Expr) -> tuple[Expr, Expr]:
 
 
 def weight_scales(node: Node, weight: int) -> Expr:
-    """Return the scale of the weights, or one for each output channel. Raises Unsupported for a
-    zero point.
-    """
+    """Return the scale of the weights, or one per output channel."""
     quantization = steps_of(node, node.ins[weight])
     if any(quantization.zero_point):
         node.unsupported(f"{node.ins[weight]} has a zero point: hybrid kernels take none")
@@ -134,5 +130,5 @@ def weight_scales(node: Node, weight: int) -> Expr:
 
 
 def weight_sums(weight: Expr, axes: Sequence[int]) -> Expr:
-    """Return the int32 sums over all axes but that of the output channels."""
+    """Emit the int32 sums over all axes but the output channels."""
     return op.sum(op.cast(weight, "int32"), axis=tuple(axes))

@@ -1,4 +1,4 @@
-"""Import of a TensorFlow Lite model as a module: its inputs, operators and outputs."""
+"""Import of a TensorFlow Lite model as a module: inputs, operators, outputs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _signature(model: Model, name: str | None) -> Signature:
 
 
 class _Importer:
-    """One import attempt, with the facts known so far about dimensions."""
+    """Import attempt of one model, under the dimension facts known so far."""
 
     def __init__(self, model: Model, signature: Signature, facts: Facts) -> None:
         self.label, self.signature = model.label, signature
@@ -72,7 +72,7 @@ class _Importer:
         self.graph = Graph(self.subgraph, self.shared)
 
     def run(self, shapes: Shapes) -> ImportedModule:
-        """Import everything, or raise."""
+        """Import inputs, operators and outputs; raise the collected problems if there are some."""
         tensors, graph = self.subgraph.tensors, self.graph
         names = [self.signature.inputs.get(i, tensors[i].name) for i in self.subgraph.inputs]
         for name in shapes:
@@ -106,7 +106,7 @@ class _Importer:
         )
 
     def _after(self, name: str) -> Value:
-        """Return a variable's value after a run. Raises UnsupportedError where its type changes."""
+        """Return a variable's value after a run, which must have its initial type."""
         value, first = self.shared.variables.now[name], self.shared.variables.initial[name]
         kind = constant(first).type
         if type_text(value.kind) != type_text(kind):

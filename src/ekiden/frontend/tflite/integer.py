@@ -1,4 +1,4 @@
-"""Arithmetic of TensorFlow Lite's integer kernels, bit for bit that of the reference kernels.
+"""Arithmetic of TensorFlow Lite's integer kernels, bit for bit as the reference kernels.
 
     real value = scale * (number - point)
     a product with a real number = a product with an integer of 31 bits and a shift, rounded twice
@@ -28,7 +28,7 @@ DTYPES = ("int8", "uint8", "int16")
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Per-tensor quantization: scale, zero point and dtype."""
+    """Quantization parameters of a tensor: scale, zero point and dtype."""
 
     scale: np.float32
     point: int
@@ -36,18 +36,18 @@ class Levels:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Return the least and the greatest number."""
+        """Return the least and the largest level of the dtype."""
         span = 1 << 8 * to_numpy(self.dtype).itemsize
         return (0, span - 1) if self.dtype == "uint8" else (-span // 2, span // 2 - 1)
 
     def number(self, real: float) -> int:
-        """Quantise a real value, rounding half away from zero; the result may exceed the limits."""
+        """Quantize a real value, rounding half away from zero; the level may exceed the limits."""
         steps = np.float32(real) / self.scale
         return self.point + int(np.trunc(steps + np.copysign(np.float32(0.5), steps)))
 
 
 def is_quantized(node: Node) -> bool:
-    """Return whether one of an operator's tensors is quantised."""
+    """Return whether one of an operator's tensors is quantized."""
     candidates = [
         t for t in (*node.ins, *node.outs) if t is not None and t.quantization is not None
     ]
@@ -55,7 +55,7 @@ def is_quantized(node: Node) -> bool:
 
 
 def steps_of(node: Node, tensor: Tensor | None) -> Quantization:
-    """Return the quantization of a tensor of `DTYPES`. Raises Unsupported for another."""
+    """Return the quantization of a tensor of INTEGER_KERNEL_DTYPES; reject any other."""
     if tensor is None or tensor.quantization is None or tensor.dtype not in DTYPES:
         kind = "missing" if tensor is None else tensor.dtype
         node.unsupported(f"{tensor} is {kind}: kernels of quantised int8, uint8, int16 are here")
@@ -63,9 +63,7 @@ def steps_of(node: Node, tensor: Tensor | None) -> Quantization:
 
 
 def levels(node: Node, tensor: Tensor | None) -> Levels:
-    """Return the quantization of a per-tensor quantised tensor. Raises Unsupported for several
-    scales.
-    """
+    """Return the parameters of a per-tensor quantized tensor."""
     quantization = steps_of(node, tensor)
     assert tensor is not None
     if len(quantization.scale) != 1:
@@ -74,25 +72,27 @@ def levels(node: Node, tensor: Tensor | None) -> Levels:
 
 
 def centred(data: Expr, point: int) -> Expr:
-    """Return numbers as int32, less the zero point."""
+    """Emit levels less the zero point, as int32."""
     wide = op.cast(data, "int32")
     return op.subtract(wide, const(np.int32(point))) if point else wide
 
 
 def scaled(data: Expr, multiplier: float | Array) -> Expr:
-    """Multiply int32 numbers by a real multiplier, rounded as the reference kernels do (twice)."""
+    """Rescale int32 numbers by a real multiplier with double rounding, as the reference
+    kernels do.
+    """
     return times(data, multiplier, "TWICE")
 
 
 def scaled_once(data: Expr, multiplier: float | Array) -> Expr:
-    """Multiply int32 numbers by a real multiplier, rounded once, as FULLY_CONNECTED's
+    """Rescale int32 numbers by a real multiplier with a single rounding, as FULLY_CONNECTED's
     kernel does.
     """
     return times(data, multiplier)
 
 
 def scaled_upward(data: Expr, multiplier: float) -> Expr:
-    """Multiply int32 numbers by a real multiplier, rounded twice, half up, as ruy does for int16
+    """Rescale int32 numbers by a real multiplier, rounded twice, half up, as ruy does for int16
     results.
     """
     mantissa, exponent = (int(n) for n in fixed_point(np.asarray(multiplier, np.float64)))
@@ -102,8 +102,8 @@ def scaled_upward(data: Expr, multiplier: float) -> Expr:
 
 
 def scaled_wide(data: Expr, multiplier: float | Array) -> Expr:
-    """Multiply int64 sums by a real multiplier with a 15-bit mantissa, rounded once, as the int16
-    kernels do.
+    """Rescale int64 sums by a multiplier with a 15-bit mantissa, rounded once, as the int16 kernels
+    do.
     """
     mantissa, exponent = fixed_point(np.asarray(multiplier, np.float64))
     short = np.minimum((mantissa + (1 << 15)) >> 16, (1 << 15) - 1)
@@ -114,8 +114,7 @@ def scaled_wide(data: Expr, multiplier: float | Array) -> Expr:
 
 
 def scaled_long(data: Expr, multiplier: float | Array) -> Expr:
-    """Multiply int64 sums of up to 47 bits by a real multiplier with a 31-bit mantissa, rounded
-    once, as FULLY_CONNECTED's kernel does.
+    """Rescale int64 sums of up to 47 bits by a multiplier with a 31-bit mantissa, rounded once.
 
     The upper bits and the lower 16 are multiplied separately, so that neither product overflows
     int64.
@@ -123,6 +122,8 @@ def scaled_long(data: Expr, multiplier: float | Array) -> Expr:
     mantissa, exponent = fixed_point(np.asarray(multiplier, np.float64))
     shift = 31 - exponent
     upper = op.right_shift(data, const(np.int64(16)))
+    # 47 + 31 bits exceed int64: the low 16 bits are multiplied by themselves and their carry is
+    # added.
     lower = op.multiply(op.bitwise_and(data, const(np.int64(0xFFFF))), const(mantissa))
     half = const(np.left_shift(np.int64(1), shift - 1))
     carried = op.right_shift(op.add(lower, half), const(np.int64(16)))
@@ -131,18 +132,14 @@ def scaled_long(data: Expr, multiplier: float | Array) -> Expr:
 
 
 def stored(node: Node, data: Expr) -> Expr:
-    """Return int32 steps from the zero point as the output's numbers, clipped to its dtype and the
-    fused activation.
-    """
+    """Add the output's zero point to int32 numbers, and clip to its dtype and fused activation."""
     result = levels(node, node.outs[0])
     moved = op.add(data, const(np.int32(result.point))) if result.point else data
     return op.cast(op.clip(moved, *fused_limits(node)), result.dtype)
 
 
 def fused_limits(node: Node) -> tuple[int, int]:
-    """Return the least and the greatest number that the output's dtype and fused
-    activation admit.
-    """
+    """Return the least and the largest level that the output's dtype and fused activation admit."""
     result = levels(node, node.outs[0])
     kind = node.option("FusedActivationFunction") if _is_fused(node) else 0
     if kind not in LIMITS:
@@ -164,9 +161,7 @@ LIMITS: dict[int, tuple[float | None, float | None]] = {
 
 
 def tabled(node: Node, function: Callable[[Array], Array]) -> Expr:
-    """Evaluate a function of one number by a lookup table of all input values, clipped to the
-    output's limits.
-    """
+    """Emit a lookup table of a function of one level, clipped to the output's limits."""
     source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
     first, last = source.limits
     with np.errstate(all="ignore"):
@@ -174,21 +169,20 @@ def tabled(node: Node, function: Callable[[Array], Array]) -> Expr:
     table = np.clip(results, *result.limits).astype(to_numpy(result.dtype))
     index = op.cast(node.expr(0), "int32")
     index = op.subtract(index, const(np.int32(first))) if first else index
+    # The index cannot leave the table, which has an entry for each number of the dtype.
     return op.take(const(table), index, mode="fast")
 
 
 def of_real(function: Callable[[Array], Array]) -> Callable[[Node], Expr]:
-    """Return the converter of a real function, of which the kernels make a table in single
-    precision.
-    """
+    """Return the converter of a real function, which the kernels tabulate in single precision."""
 
     def convert(node: Node) -> Expr:
-        """Convert to a table of all values of the input's dtype, built while importing."""
+        """Convert the operator to a table of all levels of the input's dtype."""
         source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
 
         def stepped(numbers: Array) -> Array:
-            """Return the result's steps, in float32 where the kernels use it, rounded half away
-            from zero.
+            """Return the result's levels, rounded half away from zero, in float32 where the kernels
+            use it.
             """
             real = (numbers - source.point).astype(np.float32) * source.scale
             reals = function(real.astype(np.float64)).astype(np.float32)
@@ -202,7 +196,7 @@ def of_real(function: Callable[[Array], Array]) -> Callable[[Node], Expr]:
 
 
 def requantized(node: Node, source: Levels, result: Levels) -> Expr:
-    """Return the numbers of the first input under another scale."""
+    """Emit a table that maps the first input's levels to another scale."""
     multiplier = np.float64(source.scale) / np.float64(result.scale)
     return tabled(
         node, lambda numbers: scaled_array(numbers - source.point, multiplier) + result.point
@@ -210,5 +204,5 @@ def requantized(node: Node, source: Levels, result: Levels) -> Expr:
 
 
 def scaled_array(data: Array, multiplier: float) -> Array:
-    """Apply `scaled` to an array."""
+    """Rescale an array as `rescale` does expressions."""
     return np.asarray(times_array(data, multiplier, "TWICE"))

@@ -1,4 +1,4 @@
-"""Flatbuffer reader: tensors and operators as plain data.
+"""Flatbuffer reader: a model's subgraphs, tensors and operators as plain data.
 
 The fields are those of the schema (tensorflow/compiler/mlir/lite/schema/schema.fbs).
 """
@@ -46,7 +46,7 @@ BYTES = (
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """Quantization parameters, value = scale * (stored - zero_point), per tensor or per slice of an
+    """Quantization parameters, real = scale * (stored - zero_point), per tensor or per slice of an
     axis.
     """
 
@@ -57,7 +57,7 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Tensor of a graph.
+    """Tensor of a subgraph.
 
     shape: -1 for dynamic extents, () also where `is_unranked`; quantization: None if not quantised.
     """
@@ -78,8 +78,8 @@ class Tensor:
 
     @property
     def stored(self) -> str:
-        """Return the dtype of the tensor's value in Relay: complex numbers are pairs of floats
-        along a last axis.
+        """Return the dtype of the tensor's value in Relay; complex numbers are float pairs along a
+        last axis.
         """
         return "float32" if self.dtype == "complex64" else self.dtype
 
@@ -90,7 +90,7 @@ class Tensor:
 
     @property
     def why(self) -> str:
-        """Return why the tensor is not supported, for messages."""
+        """Return the reason why the tensor is not supported."""
         if self.is_variable:
             return f"{self} is a variable"
         return f"{self} is sparse" if self.is_sparse else f"{self} has the dtype {self.dtype}"
@@ -98,7 +98,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Operator of a graph.
+    """Operator of a subgraph.
 
     options: the table of the schema, None for none; custom: the bytes of a custom operator;
     between: the intermediate tensors, which state how internal values are quantised; tensors -1 are
@@ -126,7 +126,7 @@ class Subgraph:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """Signature of a model: a function's graph, and names for its inputs and outputs."""
+    """Signature of a model: a function's subgraph, and the names of its inputs and outputs."""
 
     graph: int
     inputs: Mapping[int, str]
@@ -135,7 +135,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Model file. label: its name in messages."""
+    """Parsed model file."""
 
     label: str
     graphs: Sequence[Subgraph]
@@ -143,8 +143,8 @@ class Model:
 
 
 def read_model(source: object) -> Model:
-    """Read a model from a path or bytes. Raises ImportModelError for a missing, broken or foreign
-    file.
+    """Read and parse a model from a path or bytes. Raises ImportModelError for a missing, broken or
+    foreign file.
     """
     if isinstance(source, bytes):
         return _parsed(source, "model")
@@ -198,9 +198,7 @@ class _Reader:
         return Model(label, graphs, signatures)
 
     def _has_ranks(self) -> bool:
-        """Return whether the model's writer set `has_rank` at all: older ones never do, for scalars
-        or others.
-        """
+        """Return whether the model's writer sets `has_rank` at all; older ones never do."""
         graphs = [self.root.Subgraphs(i) for i in range(self.root.SubgraphsLength())]
         tensors = (g.Tensors(i) for g in graphs for i in range(g.TensorsLength()))
         return any(t.HasRank() for t in tensors)

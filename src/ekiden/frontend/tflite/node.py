@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Quantized(Enum):
-    """Policy of a converter for quantised tensors."""
+    """Policy of a converter for quantized tensors."""
 
     REFUSED = "refused"
     MOVED = "moved"
@@ -32,7 +32,7 @@ class Quantized(Enum):
 
 
 class Resource(NoTensor):
-    """Reference to a variable by name."""
+    """Reference to a variable by name (resource handle)."""
 
     __slots__ = ("name",)
     what = "a variable"
@@ -43,8 +43,8 @@ class Resource(NoTensor):
 
 
 class Node(common.AttributeNode):
-    """Operator as converters see it. graph: where it stands; ins, outs: its tensors as the model
-    declares them.
+    """TensorFlow Lite operator as converters see it. graph: where it stands; ins, outs: its tensors
+    as the model declares them.
     """
 
     def __init__(
@@ -63,27 +63,27 @@ class Node(common.AttributeNode):
         self.operation, self.ins, self.outs = operation, ins, outs
 
     def option(self, name: str, default: int = 0) -> Any:  # noqa: ANN401 - a field of the schema
-        """Return a field of the operator's option table; the default where it has no table."""
+        """Return a field of the operator's option table; the default without a table."""
         if name in self.stated:
             return self.stated[name]
         options = self.operation.options
         return default if options is None else getattr(options, name)()
 
     def flag(self, name: str) -> bool:
-        """Return a truth value of the operator's table, by TensorFlow's name of it."""
+        """Return a bool option by TensorFlow's attribute name."""
         return bool(self.option(_field(name)))
 
     def number(self, name: str, default: int = 0) -> int:
-        """Return an integer, by TensorFlow's name of it."""
+        """Return an integer option by TensorFlow's attribute name."""
         return int(self.option(_field(name), default))
 
     def dtype_of(self, name: str, default: str = "float32") -> str:
-        """Return a dtype, by TensorFlow's name of it."""
+        """Return a dtype option by TensorFlow's attribute name."""
         has_table = bool(self.stated) or self.operation.options is not None
         return DTYPES[self.option(_field(name))] if has_table else default
 
     def of_input(self, index: int) -> str:
-        """Return " of " and the tensor, for messages."""
+        """Return " of <tensor>" for messages."""
         return f" of {self.ins[index]}"
 
     def numbers(self, index: int, what: str) -> Array:
@@ -95,13 +95,13 @@ class Node(common.AttributeNode):
         return super().dims(index, _WORDS.get(what, what), count)
 
     def extents(self, index: int, axes: Sequence[int]) -> tuple[int | None, ...]:
-        """Return extents of an input as numbers, None for symbolic ones."""
+        """Return extents of an input, None for symbolic ones."""
         shape = self.shape(index)
         return tuple(known(shape[a]) for a in axes)
 
     @property
     def activation(self) -> Callable[[Expr], Expr]:
-        """Return the operator's fused activation. Raises Unsupported for an unknown one."""
+        """Return the function of the operator's fused activation."""
         kind = self.option("FusedActivationFunction")
         if kind not in _ACTIVATIONS:
             self.unsupported(f"the fused activation {kind} is not supported")
@@ -113,7 +113,7 @@ class Node(common.AttributeNode):
 
 
 def _field(name: str) -> str:
-    """Return the name of a field of the schema: "keep_dims" is "KeepDims"."""
+    """Return the schema's field of a TensorFlow attribute: "keep_dims" is "KeepDims"."""
     return "".join(word.title() for word in name.split("_"))
 
 
@@ -139,7 +139,7 @@ ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Row of the converter table: an operator, its converters and what they accept."""
+    """Row of the converter table: an operator, its converters and the tensors that they accept."""
 
     code: str
     convert: Converter
@@ -158,7 +158,7 @@ class Row:
     """What it takes beside tensors of numbers: "complex64", "resource", "sparse", "variable"."""
 
     def takes(self, tensor: Tensor) -> bool:
-        """Return whether the row supports a tensor's dtype, sparsity and variability."""
+        """Return whether the row accepts a tensor's dtype, sparsity and variability."""
         kinds = {"sparse": tensor.is_sparse, "variable": tensor.is_variable}
         if any(held and kind not in self.dtypes for kind, held in kinds.items()):
             return False

@@ -1,4 +1,4 @@
-"""Converter table of operators, assembled from the rows of each family."""
+"""Converter table of TensorFlow Lite operators, assembled from the rows of each family."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REFUSED = {
 
 
 def find(code: str) -> Row:
-    """Return the row of an operator. Raises Unsupported where there is none."""
+    """Look up the row of an operator; raise Unsupported without one."""
     if code not in TABLE:
         raise Unsupported(REFUSED.get(code, "the operator is not supported"))
     return TABLE[code]

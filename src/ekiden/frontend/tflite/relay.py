@@ -21,8 +21,8 @@ def from_tflite(
     dtype_dict: Mapping[str, str] | None = None,
     op_converter: type | None = None,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Import a TensorFlow Lite model as a module; its weights are constants, so that there are no
-    parameters.
+    """Import a TensorFlow Lite model as a Relay module; the parameters are empty, as weights are
+    constants.
 
     As in TVM it is the first graph, and inputs have the names of their tensors, whatever signatures
     name them.
@@ -63,7 +63,7 @@ def _dtype_of(var: Var) -> str:
 
 
 def _source(model: object) -> object:
-    """Return the bytes behind a model object of the parser; anything else unchanged."""
+    """Return the bytes of a parsed `tflite` model object; anything else unchanged."""
     table = getattr(model, "_tab", None)
     return model if table is None else bytes(table.Bytes)
 

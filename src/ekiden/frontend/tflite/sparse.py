@@ -1,4 +1,4 @@
-"""Densification of sparse constants.
+"""Densification of sparse constants (TACO format: dense and CSR dimensions, block maps).
 
 The schema's format (TACO's): dimensions in traversal order, those of blocks behind those of the
 tensor, each dense or with segments and indices of the non-zero elements (CSR).
@@ -18,7 +18,7 @@ from ekiden.runtime.devices.memory import check_room
 
 
 def densified(values: Array, shape: Sequence[int], table: Any) -> Array:  # noqa: ANN401
-    """Return the dense tensor of a shape with the given non-zero values.
+    """Return the dense tensor of a sparse constant's non-zero values.
 
     `table` is the schema's SparsityParameters. Raises ValueError where they do not fit.
     """
@@ -64,7 +64,7 @@ def densified(values: Array, shape: Sequence[int], table: Any) -> Array:  # noqa
 
 
 def _check_places(count: int, rank: int) -> None:
-    """Raise MemoryLimitError where the coordinates of so many positions pass the limit."""
+    """Raise MemoryLimitError where the coordinates of so many elements exceed the limit."""
     check_room(8 * count * (rank + 1), "the coordinates of a sparse constant")
 
 
@@ -72,7 +72,7 @@ _VECTORS = {1: tflite.Int32Vector, 2: tflite.Uint16Vector, 3: tflite.Uint8Vector
 
 
 def _vector(table: Any, field: str) -> Array:  # noqa: ANN401
-    """Return a field that is a vector of int32, uint16 or uint8, as int64."""
+    """Return a vector field of int32, uint16 or uint8 as int64."""
     held, vector = getattr(table, field)(), _VECTORS[getattr(table, f"{field}Type")()]()
     vector.Init(held.Bytes, held.Pos)
     values = vector.ValuesAsNumpy() if vector.ValuesLength() else ()

@@ -1,7 +1,7 @@
-"""Gradients of poolings, resizings and borders, for which PyTorch has no definition by plain
-operators. Each is linear along every axis by itself: element o of a result is the sum of
-`weights[o, k]` times element `places[o, k]`, so the gradient of an element is the sum of where it
-went. Meanings after aten/src/ATen/native (PyTorch 2).
+"""Adjoints (gradients) of pooling, resizing, padding and distances that PyTorch does not decompose.
+Each is linear along every axis by itself: element o of a result is the sum of `weights[o, k]`
+times element `places[o, k]`, so the gradient of an element is the sum of where it went. Meanings
+after aten/src/ATen/native (PyTorch 2).
 """
 
 from __future__ import annotations
@@ -17,18 +17,14 @@ from ekiden.frontend.torch.sampling import grid_sample
 
 
 class Along(NamedTuple):
-    """A sparse linear map along an axis: indices and weights of its terms, both (results,
-    terms).
-    """
+    """Sparse linear map along an axis: indices and weights of its terms, both [results, terms]."""
 
     places: Tensor
     weights: Tensor
 
 
 def adjoint(grad: Tensor, sizes: Sequence[int], maps: Sequence[Along]) -> Tensor:
-    """Return the gradient of an input whose last axes, of `sizes`, went through the linear
-    `maps`.
-    """
+    """Return the gradient of an input whose last axes, of `sizes`, passed through linear maps."""
     first = grad.dim() - len(maps)
     for at, (size, (indices, weights)) in enumerate(zip(sizes, maps, strict=True)):
         axis = first + at
@@ -42,7 +38,8 @@ def adjoint(grad: Tensor, sizes: Sequence[int], maps: Sequence[Along]) -> Tensor
 
 
 def _within(indices: Tensor, size: int, weights: Tensor) -> Along:
-    """Return the map with indices clamped to the axis and the weights of those outside set to 0."""
+    """Return the map with indices clamped to the axis and the weights of outside ones set to 0."""
+    # Clamped with weight 0 instead of dropped: index_add needs a rectangular index.
     inside = (indices >= 0) & (indices < size)
     return Along(indices.clamp(0, size - 1), torch.where(inside, weights, 0.0))
 
@@ -56,9 +53,7 @@ def _average(
     rank: int, grad: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int],
     padding: Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor: int | None,
 ) -> Tensor:  # fmt: skip
-    """Return the gradient of `aten::avg_pool2d_backward` or `avg_pool3d_backward` over the last
-    `rank` axes.
-    """
+    """Return `aten::avg_pool{2,3}d_backward` over the last `rank` axes."""
     sizes = x.shape[-rank:]
     windows = _every(kernel, rank)
     maps = []
@@ -78,13 +73,12 @@ def _average(
 
 
 def _adaptive_average(rank: int, grad: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of `aten::_adaptive_avg_pool{2,3}d_backward`, whose windows differ in
-    length.
-    """
+    """Return `aten::_adaptive_avg_pool{2,3}d_backward`, whose bins differ in length."""
     sizes, maps = x.shape[-rank:], []
     for size, out in zip(sizes, grad.shape[-rank:], strict=True):
         at = torch.arange(out).unsqueeze(1)
         start, end = at * size // out, ((at + 1) * size + out - 1) // out
+        # A bin spans at most size // out + 2 elements, as both of its ends are rounded outward.
         indices = start + torch.arange(size // out + 2)
         weights = (indices < end) / (end - start).double()
         maps.append(_within(indices, size, weights))
@@ -97,20 +91,22 @@ def _picked(indices: Tensor) -> Along:
 
 
 def _nearest(center: float) -> Callable[..., Tensor]:
-    """Return the backward function of nearest-neighbour resizing: output i reads input floor((i +
-    center) * scale).
+    """Return the backward function of nearest-neighbour resizing; output i reads floor((i + center)
+    * scale).
     """
 
     def backward(
         grad: Tensor, output_size: Sequence[int], input_size: Sequence[int],
         *scales: float | None, **named: float | None,
     ) -> Tensor:  # fmt: skip
-        """Return the sum of the gradients of all output pixels that read an input pixel."""
+        """Return the sum of the gradients of all output pixels that read each input pixel."""
         maps = []
         factors = [*scales, *named.values()]
         for at, (size, out) in enumerate(zip(input_size[2:], output_size, strict=True)):
             factor = factors[at] if at < len(factors) else None
             scale = 1 / factor if factor else size / out
+            # The forward rule of ATen: floor(i * scale), or floor((i + 0.5) * scale) for the exact
+            # variant.
             indices = ((torch.arange(out) + center) * scale).floor().to(torch.int64)
             maps.append(_picked(indices.clamp(max=size - 1)))
         return adjoint(grad, input_size[2:], maps)
@@ -119,11 +115,10 @@ def _nearest(center: float) -> Callable[..., Tensor]:
 
 
 def _replicated(grad: Tensor, x: Tensor, padding: Sequence[int]) -> Tensor:
-    """Return the gradient of `aten::replication_pad{1,2,3}d_backward`; `padding` lists the last
-    axis first.
-    """
+    """Return `aten::replication_pad{1,2,3}d_backward`; `padding` lists the last axis first."""
     rank = len(padding) // 2
     sizes = x.shape[-rank:]
+    # PyTorch lists paddings from the last axis to the first.
     befores = [padding[2 * (rank - 1 - at)] for at in range(rank)]
     maps = [
         _picked((torch.arange(out) - before).clamp(0, size - 1))
@@ -141,7 +136,7 @@ def antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
         grad: Tensor, output_size: Sequence[int], input_size: Sequence[int], align_corners: bool,
         scales_h: float | None = None, scales_w: float | None = None,
     ) -> Tensor:  # fmt: skip
-        """Return rows' @ grad @ columns, the transpose of rows @ x @ columns'."""
+        """Return rows' grad columns, the transpose of rows x columns'."""
         settings = zip(input_size[2:], output_size, (scales_h, scales_w), strict=True)
         rows, columns = (weights(s, o, align_corners, f).to(grad.dtype) for s, o, f in settings)
         return torch.matmul(rows.T, torch.matmul(grad, columns))
@@ -150,14 +145,13 @@ def antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def cdist(grad: Tensor, x1: Tensor, x2: Tensor, p: float, distances: Tensor) -> Tensor:
-    """Return the gradient of `aten::_cdist_backward` with respect to x1; it is 0 where two points
-    coincide.
-    """
+    """Return `aten::_cdist_backward` with respect to x1; it is 0 where two points coincide."""
     apart = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     size, far = apart.abs(), distances.unsqueeze(-1)
     if p == 0:
         return torch.zeros_like(x1)
     if p == 1:
+        # d|x| / dx is the sign; at 0 the subgradient 0 is taken, as in ATen.
         slopes = apart.sign()
     elif p == float("inf"):
         slopes = apart.sign() * (size == far)

@@ -1,4 +1,6 @@
-"""From a graph of AOTAutograd to a module, and how a run's arguments and results map to its own."""
+"""Import of an AOTAutograd graph, and the mapping of a run's arguments and results to the
+module's.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
-    """An imported AOTAutograd graph.
+    """Imported AOTAutograd graph: the module and how its arguments and results map to a run's.
 
     arguments: the run's arguments that the module reads. module: None if nothing is computed.
     places: the arguments and axes that symbolic sizes are read from.
@@ -50,8 +52,8 @@ class ImportedGraph:
 def import_graph(
     graph: torch.fx.GraphModule, label: str, frozen: Mapping[int, torch.Tensor]
 ) -> ImportedGraph:
-    """Import a graph whose nodes carry shapes (`meta["val"]`); inputs at the positions `frozen` are
-    constants.
+    """Import a graph whose nodes carry fake tensors (`meta["val"]`); the inputs at `frozen`
+    positions are constants.
 
     Raises:
         UnsupportedError: Lists every node that cannot be imported.
@@ -70,7 +72,7 @@ class _Import(Importer):
     takes_complex = True
 
     def run(self, frozen: Mapping[int, torch.Tensor]) -> ImportedGraph:
-        """Import everything, or raise."""
+        """Import inputs, nodes and results; raise the collected problems if there are some."""
         nodes = self.graph.inputs
         inputs = [n for at, n in enumerate(nodes) if at not in frozen]
         self.name_symbols(inputs)
@@ -105,8 +107,10 @@ class _Import(Importer):
         return ImportedGraph(module, tuple(arguments), results, symbol_sources, draws)
 
     def _draws(self) -> tuple[Draw, ...]:
-        """Inputs for the random numbers that PyTorch draws before a run."""
+        """Add inputs for the random numbers that PyTorch draws before a run."""
         draws = []
+        # Random numbers are drawn by PyTorch itself, so that its generator advances as in eager
+        # mode.
         for node in self.graph.module.graph.nodes:
             if is_draw(node):
                 self.graph.env[node] = self.input(node, node.name)
@@ -114,7 +118,7 @@ class _Import(Importer):
         return tuple(draws)
 
     def _results(self, plan: _Plan, symbol_sources: Places) -> tuple[Results, list[Value]]:
-        """Return the results, and the outputs that the module has for them."""
+        """Return the results of the graph, and the module outputs that they read."""
         values: list[Value] = []
         computed: list[Made] = []
         for node in plan.made:
@@ -149,7 +153,7 @@ class _Import(Importer):
         return f"import {self.walk.label}: an output ({what})"
 
     def _parts(self, node: torch.fx.Node) -> list[Value]:
-        """Return what a node gives: one tensor, or the parts of complex numbers."""
+        """Return the value of a node: one tensor, or the two parts of a complex one."""
         item = self.graph.env[node]
         if isinstance(item, Complex):
             return [item.real, item.imaginary]
@@ -159,16 +163,18 @@ class _Import(Importer):
         return [value]
 
     def _in_memory(self, value: Value, order: tuple[int, ...] | None) -> Value:
-        """Return a tensor with its axes as they are to lie in memory."""
+        """Transpose a tensor to the axis order that PyTorch expects in memory."""
         if order is None or list(order) == sorted(order):
             return value
+        # PyTorch expects the strides that it inferred: the data are laid out in that order and
+        # viewed back.
         moved = self.scope.spanned(op.transpose(self.scope.expr(value), axes=list(order)))
         kind = self.scope.typed(moved)
         return Value(kind, expr=moved)
 
 
 class _Plan:
-    """A classification of a graph's results: computed tensors, views, arguments, attributes and
+    """Classification of a graph's results: computed tensors, views, arguments, attributes and
     sizes.
     """
 
@@ -188,7 +194,7 @@ class _Plan:
 
     @staticmethod
     def of(graph: torch.fx.Graph) -> _Plan:
-        """Return the plan of a graph."""
+        """Classify the results of a graph and the nodes that they are views of."""
         plan = _Plan(graph)
         reached: set[torch.fx.Node] = set()
         stack = [node for node in plan.given if isinstance(node, torch.fx.Node)]
@@ -197,6 +203,7 @@ class _Plan:
             if node in reached:
                 continue
             reached.add(node)
+            # A view shares its base's memory, so PyTorch makes it from the base after the run.
             source = viewed(node)
             if source is not None:
                 stack.append(source)
@@ -218,12 +225,14 @@ class _Plan:
             self.numbers.append(node)
 
     def is_result(self, node: torch.fx.Node) -> bool:
-        """Return whether a result is a tensor (computed, viewed or an argument), not a size."""
+        """Return whether a result is a tensor (computed, viewed or an argument) instead of
+        a size.
+        """
         return node not in self.numbers
 
     @property
     def needed(self) -> list[torch.fx.Node]:
-        """Return the nodes that the module must compute: tensors and sizes."""
+        """Return the nodes that the module computes: tensors and sizes."""
         return [*self.made, *self.numbers]
 
     def attribute(self, node: torch.fx.Node) -> torch.Tensor:
@@ -235,8 +244,8 @@ class _Plan:
         return value
 
     def symbols(self, computed: Sequence[Made]) -> list[str]:
-        """Return the names of the symbols that views and the strides of computed tensors depend on,
-        sorted.
+        """Return the sorted names of the symbols that views and the strides of computed tensors
+        depend on.
         """
         sizes: list[object] = []
         for view in self.views:

@@ -1,11 +1,10 @@
-"""`torch.compile(model, backend="ekiden")`: PyTorch finds it by its entry point.
+"""Backend of torch.compile(model, backend="ekiden"), which PyTorch finds by its entry point.
 
 AOTAutograd gives graphs of core operators, one for inference or two for training; each is compiled
 once for all sizes that PyTorch says are dynamic. In inference weights are constants, which kernels
 have packed; when one is changed in place, or another module runs the same code, they become
-arguments, once. A graph that cannot be imported runs eagerly as a whole: the logger
-"ekiden.torch" names it and its reasons, and `counters` counts it. Random numbers are PyTorch's own
-(see draws).
+arguments, once. A graph that cannot be imported runs eagerly as a whole: the logger "ekiden.torch"
+names it and its reasons, and `counters` counts it. Random numbers are PyTorch's own (see draws).
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ Run = Callable[[list[Any]], list[Any]]
 def ekiden(
     module: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: object
 ) -> Callable[..., Any]:
-    """Compile a graph of TorchDynamo and return it as a function: the entry point of the backend.
+    """Compile a TorchDynamo graph to a function: the backend's entry point.
 
     Raises:
         CompileError: Options were passed; the backend has none.
@@ -81,6 +80,7 @@ def ekiden(
         decompositions=with_own_draws(decompositions()),
         partition_fn=min_cut_rematerialization_partition,
     )
+    # PyTorch differentiates attention only in its math form, whose products have gradients here.
     with sdpa_kernel(INFERENCE if not wants_gradients(example_inputs) else SDPBackend.MATH):
         compiled_function: Callable[..., Any] = backend(module, example_inputs)
     return compiled_function
@@ -88,7 +88,7 @@ def ekiden(
 
 @cache
 def _say_of_layers() -> None:
-    """Warn, once per process, that functions with recurrent layers are not traced."""
+    """Warn, once per process, that functions with recurrent layers run eagerly."""
     text = (
         "what uses LSTM, GRU and RNN modules runs eagerly: torch._dynamo.config.allow_rnn is False"
     )
@@ -96,9 +96,10 @@ def _say_of_layers() -> None:
 
 
 def _weights(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """Return the inputs that belong to the module, parameters and buffers, by position."""
+    """Return the inputs that are parameters or buffers, by position."""
     own = {}
     for at, item in enumerate(inputs):
+        # Dynamo marks parameters and buffers that it lifted to inputs as static.
         is_own = isinstance(item, torch.nn.Parameter) or hasattr(item, "_dynamo_static_input_type")
         if isinstance(item, torch.Tensor) and is_own and _is_plain(item):
             own[at] = item
@@ -110,14 +111,14 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def compiled(graph: torch.fx.GraphModule, weights: Mapping[int, torch.Tensor], label: str) -> Run:
-    """Return a graph as a compiled function, or the eager one if it cannot be imported or
-    compiled.
-    """
+    """Compile a graph; return the eager one if it cannot be imported or compiled."""
     name = f"{label} graph of {_size(graph)} operators"
     started = time.perf_counter()
     try:
         run = _Compiled(graph, name, weights)
     except (CompileError, InternalError) as error:
+        # A graph that cannot be compiled runs eagerly, as torch.compile promises to keep the
+        # semantics.
         counters["eager"] += 1
         LOG.warning("torch.compile: the %s runs eagerly: %s", name, error)
         eager: Run = make_boxed_func(graph.forward)
@@ -133,7 +134,7 @@ def _size(graph: torch.fx.GraphModule) -> int:
 
 
 class _Compiled:
-    """A compiled graph: its executable, and the weights that were frozen into it."""
+    """Compiled graph: its executable, and the weights that were frozen into it."""
 
     def __init__(
         self, graph: torch.fx.GraphModule, name: str, weights: Mapping[int, torch.Tensor]
@@ -144,9 +145,13 @@ class _Compiled:
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Run with these arguments; the list is emptied, so that they can be freed."""
+        # Weights are baked in as constants: a changed pointer or version makes them arguments for
+        # good.
         if self.weights and any(_state(args[at]) != s for at, s in self.weights.items()):
             LOG.info("torch.compile: weights of the %s are no constants", self.name)
             counters["thawed"] += 1
+            # An optimizer wrote a frozen weight: recompile once with weights as arguments, so that
+            # this cannot recur.
             self.made, self.weights = _executable(self.graph, self.name, {}), {}
         call, imported = self.made
         inputs = [_argument(args[argument.place], argument.part) for argument in imported.arguments]
@@ -176,8 +181,8 @@ def _executable(
 
 
 def _state(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return what changes when a tensor is written or replaced: its address and its version
-    counter.
+    """Return the address and version counter of a tensor, which change when it is replaced or
+    written.
     """
     # Inference tensors have no version counter.
     return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
@@ -188,6 +193,7 @@ def _argument(value: object, component: int | None = None) -> object:
     size as int64 scalar.
     """
     if isinstance(value, torch.Tensor):
+        # DLPack refuses tensors that require gradients.
         plain = value.detach() if value.requires_grad else value
         if component is not None:
             plain = torch.view_as_real(plain.resolve_conj())[..., component]

@@ -1,4 +1,4 @@
-"""Complex numbers, of which Relay has none: a tensor of them is the pair of its parts.
+"""Rules for complex tensors, which Relay lacks: a complex tensor is a pair of real ones.
 
 The row of an operator that meets one says in its third column what it does to them:
 
@@ -26,9 +26,7 @@ from ekiden.relay.expr import Expr, const
 
 
 def parts_of(node: Node, value: object) -> Parts:
-    """Return the real and the imaginary part of an argument, in the dtype that the node computes
-    in.
-    """
+    """Return the real and imaginary part of an argument in the node's part dtype."""
     dtype = node.part_dtype
     if isinstance(value, Complex):
         return node.of(value.real, dtype), node.of(value.imaginary, dtype)
@@ -38,9 +36,7 @@ def parts_of(node: Node, value: object) -> Parts:
 
 
 def part(value: object, index: int, zero: Callable[[Value], Value]) -> object:
-    """Return the real (index 0) or imaginary (1) part of an argument; of a list, those of its
-    items.
-    """
+    """Return the real (0) or imaginary (1) part of an argument, recursively in lists."""
     if isinstance(value, Complex):
         return (value.real, value.imaginary)[index]
     if isinstance(value, complex):
@@ -55,15 +51,16 @@ def part(value: object, index: int, zero: Callable[[Value], Value]) -> object:
 
 
 def per_part(convert: Converter) -> Rule:
-    """Return the rule that applies the converter to the real and the imaginary part separately."""
+    """Return the rule that applies a converter to the real and imaginary part separately."""
 
     def rule(node: Node, *args: object, **kwargs: object) -> Found:
-        """Convert the operator on both parts; a real argument has zeros as its imaginary part."""
+        """Convert the operator on both parts; a real argument has an imaginary part of zeros."""
 
         def zero(value: Value) -> Value:
             return node.scope.bound(op.zeros_like(node.of(value)))
 
         converted = []
+        # Sound for linear operators only: both parts are converted by the real rule on their own.
         for index in range(2):
             part_kwargs = {name: part(v, index, zero) for name, v in kwargs.items()}
             part_kwargs.pop("dtype", None)  # that of the whole
@@ -74,20 +71,22 @@ def per_part(convert: Converter) -> Rule:
 
 
 def bilinear(convert: Converter) -> Rule:
-    """Return the rule of an operator that is linear in each of two arguments, by real products."""
+    """Return the rule of an operator that is linear in each of two arguments."""
 
     def rule(node: Node, a: object, b: object, **kwargs: object) -> Found:
-        """(p + qi)(r + si) = (pr - qs) + (ps + qr)i by four products; two where a factor is
-        real."""
+        """Emit (p + qi)(r + si) = (pr - qs) + (ps + qr)i by four real products; two where a factor
+        is real.
+        """
 
         def times(x: object, y: object) -> Expr:
-            """Return one real product of two parts, with the operator's other arguments."""
+            """Emit one real product, with the operator's other arguments."""
             product = convert(node, x, y, **kwargs)
             assert isinstance(product, (Expr, Value)), "a product is one tensor"
             return product if isinstance(product, Expr) else node.of(product)
 
         left_parts = (a.real, a.imaginary) if isinstance(a, Complex) else _numbers(a)
         right_parts = (b.real, b.imaginary) if isinstance(b, Complex) else _numbers(b)
+        # A real operand saves two of the four products.
         if len(right_parts) == 1:
             return times(left_parts[0], right_parts[0]), times(left_parts[1], right_parts[0])
         if len(left_parts) == 1:
@@ -103,11 +102,11 @@ def _numbers(value: object) -> tuple[object, ...]:
 
 
 def own(rule: Rule) -> Callable[[Converter], Rule]:
-    """Return the row entry of a rule that handles complex numbers by a function of its own."""
+    """Return the row entry of a rule that handles complex numbers by itself."""
     return lambda convert: rule
 
 
 def none_real(node: Node, *_: object, **__: object) -> NoReturn:
-    """Reject an operator without complex arguments or results: it has no real converter."""
+    """Reject an operator that has complex arguments or results only."""
     # A NoReturn converter lets the row exist for its complex rule alone.
     node.unsupported("it is of complex numbers")

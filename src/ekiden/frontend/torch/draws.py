@@ -1,4 +1,4 @@
-"""Random numbers in graphs of torch.compile.
+"""Random number generation in torch.compile graphs: nodes that PyTorch runs before the module.
 
 PyTorch draws them before a graph runs, from its own generator and in its own order, and passes them
 as arguments; so they equal those of eager PyTorch.
@@ -32,7 +32,7 @@ def is_random(node: torch.fx.Node) -> bool:
 
 
 def argument(node: torch.fx.Node, name: str, default: object = None) -> object:
-    """Return the value of an operator's argument at a node, else the schema's default.
+    """Return an operator's argument at a node, or the schema's default.
 
     Args:
         node: A call of an operator.
@@ -49,11 +49,12 @@ def argument(node: torch.fx.Node, name: str, default: object = None) -> object:
 
 
 def is_draw(node: torch.fx.Node) -> bool:
-    """Return whether a node returns random numbers that depend on sizes alone."""
+    """Return whether a node's random numbers depend on sizes alone."""
     if not is_random(node):
         return False
     target = node.target
     assert isinstance(target, torch._ops.OpOverload)
+    # Operators that read tensor data cannot run ahead of the compiled graph.
     of_data = any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes)
     return not of_data or target._opname.endswith("_like") or target in _OF_SIZES
 
@@ -74,8 +75,7 @@ _COMPOSED = (aten.dropout.default, aten.alpha_dropout.default)
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Return a dropout as the CPU computes it, (what is kept and scaled, the mask): numbers are
-    drawn in the order that the input has in memory, and none where all is dropped."""
+    """Return a dropout as the CPU kernel computes it: scaled kept elements, and the mask."""
     if train is False or x.numel() == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
@@ -97,7 +97,7 @@ def with_own_draws(decompositions: Decompositions) -> Decompositions:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A node that draws random numbers before a run.
+    """Node that draws random numbers before a run.
 
     Its tensor arguments are empty ones with the run's sizes and strides: the draw order follows the
     memory layout.

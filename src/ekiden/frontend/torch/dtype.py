@@ -1,4 +1,4 @@
-"""Dtypes and tensors of PyTorch as ours, sharing memory."""
+"""Conversion of PyTorch dtypes and tensors, sharing memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BITS = {1: torch.uint8, 2: torch.int16}
 
 
 def from_torch_dtype(dtype: torch.dtype) -> str:
-    """Return our name of a dtype.
+    """Return our name of a PyTorch dtype; raise Unsupported without one.
 
     Raises:
         Unsupported: The dtype is complex or quantised.
@@ -49,7 +49,7 @@ def from_torch_dtype(dtype: torch.dtype) -> str:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return the elements of a host tensor as an array that shares its memory.
+    """Return a host tensor as an array that shares its memory.
 
     Raises Unsupported for a tensor of another device, a sparse one, or a dtype that we have not.
     """

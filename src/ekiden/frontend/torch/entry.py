@@ -1,4 +1,4 @@
-"""PyTorch's entry in the table of frontends (see ekiden.frontend.table.Entry)."""
+"""Entry point of the PyTorch frontend (see ekiden.frontend.table.Entry)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ekiden.runtime.errors import CompileError
 
 
 def import_model(model: object, options: ImportOptions) -> ImportedModule:
-    """Import a module with example inputs, an exported program, or the file of a saved program.
+    """Import a module with example inputs, an exported program, or a saved program's file.
 
     Raises:
         CompileError: A module cannot be exported with its examples, or export options accompany a

@@ -1,4 +1,4 @@
-"""Checks of a module and its example inputs before PyTorch traces them.
+"""Validation of a module and its example inputs before PyTorch traces them.
 
 PyTorch's own errors would name its internals, or nothing.
 """
@@ -21,8 +21,8 @@ _EAGER = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.
 
 
 def check_module(module: object, label: str) -> None:
-    """Raise UnsupportedError for a module without numbers (on the device "meta"), and for one that
-    was quantised in PyTorch's eager mode, which cannot be traced.
+    """Raise UnsupportedError for weights on the device "meta", and for modules of eager-mode
+    quantization, which cannot be traced.
     """
     if not isinstance(module, torch.nn.Module):
         return
@@ -44,8 +44,8 @@ def check_examples(
     dynamic_shapes: object,
     label: str,
 ) -> None:
-    """Raise CompileError for example inputs that are sparse, and for dimensions in `dynamic_shapes`
-    that they have not.
+    """Raise CompileError for sparse example inputs, and for dimensions in `dynamic_shapes` that
+    they lack.
     """
     names = [*list(inspect.signature(module.forward).parameters)[: len(inputs)], *kwargs]
     specs = specs_of(dynamic_shapes, names)
@@ -63,7 +63,7 @@ def check_examples(
 
 
 def warn_of_training(program: ExportedProgram, label: str) -> None:
-    """Warn of an operator in training mode, which is imported as such but seldom intended."""
+    """Warn of an operator in training mode, which is imported as such but seldom meant."""
     for node in program.graph.nodes:
         if isinstance(node.target, torch._ops.OpOverload) and _is_training(node, node.target):
             text = "%s is in training mode: %s does what it does there; eval() is meant, perhaps"

@@ -1,4 +1,4 @@
-"""From a module to a program of operators that the table has: torch.export and decompositions."""
+"""Export of a module by torch.export, and decomposition to operators that the table has."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def decompositions() -> Decompositions:
     table: Decompositions = dict(torch.export.default_decompositions())
     for target, function in torch._decomp.decomposition_table.items():
         if isinstance(target, torch._ops.OpOverload):
+            # PyTorch's default table wins: torch.export's own semantics are built on it.
             table.setdefault(target, function)
     table.update(APART)
     # An operator with a converter of its own stays whole; composites are decomposed as PyTorch does
@@ -53,9 +54,7 @@ def decompositions() -> Decompositions:
 
 @contextmanager
 def told_by_torch(tool: str, label: str) -> Iterator[None]:
-    """Report errors of PyTorch on a user's program as `told_by` does, without PyTorch's own log
-    records.
-    """
+    """Translate PyTorch's errors on a user's program, without PyTorch's own log records."""
     loggers = [logging.getLogger(name) for name in TWICE]
     try:
         for logger in loggers:
@@ -77,7 +76,7 @@ def exported(
     example_kwargs: Mapping[str, object] | None = None,
     dynamic_shapes: object = None,
 ) -> ExportedProgram:
-    """Return the exported program of a module.
+    """Export a module as a program.
 
     Args:
         module: A module, or a TorchScript module or function.
@@ -106,7 +105,7 @@ def _of_script(
     module: Any,  # noqa: ANN401 - PyTorch's own types of these have no schema
     example_inputs: Sequence[object],
 ) -> ExportedProgram:
-    """Return a TorchScript module as a program, by PyTorch's TS2EPConverter."""
+    """Convert a TorchScript module to a program by PyTorch's TS2EPConverter."""
     from torch._export.converter import TS2EPConverter  # noqa: PLC0415
 
     is_function = isinstance(module, torch.jit.ScriptFunction)
@@ -122,7 +121,7 @@ def _of_script(
 
 
 def decomposed(program: ExportedProgram, label: str = "program") -> ExportedProgram:
-    """Return the program with operators that lack a converter decomposed as far as PyTorch can."""
+    """Decompose the operators of a program that lack a converter."""
     program = _prepared(program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of its own deprecations
@@ -132,8 +131,7 @@ def decomposed(program: ExportedProgram, label: str = "program") -> ExportedProg
 
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:
-    """Return the program rewritten where PyTorch's functionalisation is wrong beside in-place
-    writes.
+    """Rewrite a program where PyTorch's functionalization of in-place writes is wrong.
 
     Dropouts that return their input itself are removed (PyTorch treats them as copies, so that a
     write into one would not be seen through the other); copies that broadcast get an explicit
@@ -144,6 +142,7 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
         return program
     if not any(_is_name(n) or _broadcasts(n) for n in calls):
         return program
+    # The user's program must stay unchanged.
     graph, signature = copy.deepcopy(program.graph), copy.deepcopy(program.graph_signature)
     for node in graph.nodes:
         if _is_name(node):
@@ -171,7 +170,7 @@ def _is_name(node: torch.fx.Node) -> bool:
 
 
 def _broadcasts(node: torch.fx.Node) -> bool:
-    """Return whether a call copies a tensor into one of another shape."""
+    """Return whether a copy_ broadcasts its source."""
     if node.target is not torch.ops.aten.copy_.default:
         return False
     shapes = [operand.meta["val"].shape for operand in node.all_input_nodes[:2]]
@@ -185,9 +184,9 @@ def import_exported(
     freeze_params: bool = True,
     input_names: Sequence[str] = (),
 ) -> ImportedModule:
-    """Import a program as exported if possible, else decomposed by PyTorch; arguments and errors of
-    `import_program`.
-    """
+    """Import a program as exported if possible, else decomposed by PyTorch."""
+    # Decomposition takes seconds for large programs, so it is skipped where every operator has a
+    # converter.
     if is_plain(program):
         try:
             return import_program(program, label, names, freeze_params, input_names)

@@ -42,7 +42,7 @@ def _lstsq(
 
 
 def longest(targets: Tensor, lengths: Tensor | Sequence[int]) -> int:
-    """Return the maximum number of labels of a CTC target, as far as shapes tell it."""
+    """Return the maximum number of labels of a CTC target that shapes tell."""
     return targets.shape[-1] if isinstance(lengths, Tensor) else max(lengths, default=0)
 
 
@@ -63,7 +63,7 @@ def _ctc_loss_by_numbers(
     log_probs: Tensor, targets: Tensor, input_lengths: Sequence[int], target_lengths: Sequence[int],
     blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Return `aten::ctc_loss.IntList` as PyTorch composes it, in a traceable way.
+    """Return aten::ctc_loss.IntList as PyTorch composes it, but traceable.
 
     PyTorch's own composition makes a tensor of the lengths, which cannot be traced.
     """

@@ -1,4 +1,4 @@
-"""PyTorch's fused operators that it does not take apart itself, as functions of plain ones.
+"""Decompositions of PyTorch's fused transformer operators.
 
 `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call them where no gradient is wanted;
 meanings after aten/src/ATen/native/transformers (PyTorch 2).
@@ -15,7 +15,7 @@ PAIRS, KEYS, WHOLE = 0, 1, 2
 
 
 def _masked(scores: Tensor, mask: Tensor | None, mask_type: int | None) -> Tensor:
-    """Scores (batch, heads, queries, keys), minus infinity where a mask is true, or not 0."""
+    """Return scores [batch, heads, queries, keys] with -inf where a mask is set."""
     if mask is None:
         return scores
     hidden = mask.to(torch.bool)
@@ -28,7 +28,7 @@ def _masked(scores: Tensor, mask: Tensor | None, mask_type: int | None) -> Tenso
 def _projections(
     sources: tuple[Tensor, Tensor, Tensor], weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return queries, keys and values; one product if all three come from the same tensor."""
+    """Return queries, keys and values; one product where all three come from the same tensor."""
     query, key, value = sources
     if query is key is value:
         return F.linear(query, weight, bias).chunk(3, -1)
@@ -51,7 +51,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return `aten::_native_multi_head_attention`: (batch, queries, embed_dim), and the attention
+    """Return `aten::_native_multi_head_attention`: [batch, queries, embed_dim], and the attention
     weights.
 
     The weights are of all heads or their mean; without elements if `need_weights` is false.
@@ -107,7 +107,7 @@ def transformer_encoder_layer(
         return attended
 
     def feed(x: Tensor) -> Tensor:
-        """Return the feed-forward block: two linear layers with an activation between them."""
+        """Return the feed-forward block: two linear layers with an activation between."""
         inner = F.linear(x, ffn_weight_1, ffn_bias_1)
         inner = F.gelu(inner) if use_gelu else F.relu(inner)
         return F.linear(inner, ffn_weight_2, ffn_bias_2)

@@ -1,4 +1,4 @@
-"""The walk over a graph of PyTorch: its nodes in order, each through its row of the table."""
+"""Importer of an FX graph: its nodes in order, each through its row of the converter table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MISSING = object()
 
 
 class Graph:
-    """A graph being imported: a program's, or a subgraph of a node."""
+    """Importer of an FX graph: a program's, or a subgraph of a node."""
 
     def __init__(self, module: torch.fx.GraphModule, walk: Walk, symbols: Symbols) -> None:
         self.module, self.walk, self.symbols = module, walk, symbols
@@ -48,11 +48,11 @@ class Graph:
 
     @property
     def inputs(self) -> list[torch.fx.Node]:
-        """Return its placeholders."""
+        """Return the placeholders."""
         return [n for n in self.module.graph.nodes if n.op == "placeholder"]
 
     def run(self, inputs: Sequence[object]) -> list[object]:
-        """Return the outputs for these inputs.
+        """Import the graph for these inputs; return its outputs.
 
         Raises:
             Unsupported: A node of the graph has been reported.
@@ -65,12 +65,13 @@ class Graph:
         return outputs
 
     def inside(self, module: torch.fx.GraphModule) -> Graph:
-        """Return the importer of a subgraph of one of its nodes."""
+        """Return an importer of a subgraph of one of the nodes."""
         return Graph(module, self.walk, self.symbols)
 
     def run_nodes(self, results: Sequence[torch.fx.Node] | None = None) -> None:
-        """Import the nodes that anything needs; `results` are read in the place of the outputs.
-        Raises Unsupported for a node that is no call, input or output."""
+        """Import the live nodes; `results` replace the outputs as what is read. Raises Unsupported
+        for a node that is no call, input or output.
+        """
         self.live = _live(self.module.graph, results)
         for node in self.module.graph.nodes:
             if node in self.env or node not in self.live:
@@ -90,7 +91,7 @@ class Graph:
         return [self.item(item) for item in items]
 
     def item(self, arg: object) -> object:
-        """Return an argument with its nodes replaced by what they were imported as."""
+        """Return an argument with its nodes replaced by their imported values."""
         if isinstance(arg, torch.fx.Node):
             return self.env[arg]
         if isinstance(arg, (list, tuple)):
@@ -123,6 +124,8 @@ class Graph:
             self.env[node] = self._converted(node, args, kwargs, flat, names)
         before = same_as(node)
         if before is not None:  # what was written is what the tensor is now, by all its names
+            # An in-place operator and its input are one tensor: after the write both names mean the
+            # new value.
             alike = self.same[node] = self.same.setdefault(before, [before])
             alike.append(node)
             self.env.update(dict.fromkeys(alike, self.env[node]))
@@ -158,9 +161,7 @@ class Graph:
         return self._named(node, cast(Result, result), names)
 
     def _complex(self, node: Node, converted: Found) -> object:
-        """Bind the results of a complex rule: (real, imaginary), each one tensor or several, or
-        something real.
-        """
+        """Bind the results of a complex rule: pairs (real, imaginary), or something real."""
         names = list(node.output_names)
         if not isinstance(converted, tuple):
             return self._named(node.fx, converted, names)
@@ -176,20 +177,21 @@ class Graph:
         return pairs if isinstance(node.meta, (list, tuple)) else pairs[0]
 
     def _names(self, node: torch.fx.Node) -> list[str]:
-        """Return a name for each output that is used; "" for the others."""
+        """Return a name for each used output; "" for the others."""
         meta = node.meta.get("val")
         if not isinstance(meta, (list, tuple)):
             return [node.name]
         users = [u for u in node.users if u in self.live]
         picks = [u for u in users if u.target is operator.getitem and u.args[0] is node]
+        # Something reads the tuple as a whole, so every output needs a name.
         if len(picks) < len(users):
             return [f"{node.name}.{i}" for i in range(len(meta))]
         used = {u.args[1] for u in picks}
         return [f"{node.name}.{i}" if i in used else "" for i in range(len(meta))]
 
     def _named(self, node: torch.fx.Node, result: Result, names: Sequence[str]) -> object:
-        """Bind the outputs as values of the dtypes that PyTorch inferred, and name new
-        data-dependent symbols.
+        """Bind outputs as values of the dtypes that PyTorch inferred, and name new data-dependent
+        symbols.
         """
         meta = node.meta.get("val")
         metas = meta if isinstance(meta, (list, tuple)) else [meta]
@@ -215,7 +217,7 @@ class Graph:
         return expr
 
     def learn(self, value: Value, meta: torch.Tensor) -> None:
-        """Note what the symbols of a shape are, where they are seen for the first time."""
+        """Bind the symbols of a shape to dimensions where they occur first."""
         # A scalar graph run on whole tensors has other shapes than it was traced with.
         if self.is_of_many:
             return
@@ -230,15 +232,14 @@ def _live(graph: torch.fx.Graph, results: Sequence[torch.fx.Node] | None) -> set
     for node in reversed(graph.nodes):
         if node.op == "output" and results is not None:
             continue
+        # In reverse order all users of a node have been decided before the node itself.
         if node.is_impure() or not live.isdisjoint(node.users):
             live.add(node)
     return live
 
 
 def value_of(tensor: torch.Tensor) -> Value | Complex:
-    """Return a tensor as a constant, a complex one as two. Raises Unsupported as
-    `array_of` does.
-    """
+    """Return a tensor as a constant; a complex one as two."""
     if tensor.dtype not in PARTS:
         return constant(array_of(tensor))
     plain = tensor.detach().resolve_conj()
@@ -249,7 +250,7 @@ def value_of(tensor: torch.Tensor) -> Value | Complex:
 def _check_arguments(
     convert: Converter, node: Node, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> None:
-    """Raise Unsupported for an argument that a converter does not know."""
+    """Raise Unsupported for an argument that a converter lacks."""
     try:
         signature_of(convert).bind(node, *args, **kwargs)
     except TypeError as error:
@@ -257,7 +258,7 @@ def _check_arguments(
 
 
 def _as_tensor(node: Node, at: int, arg: object) -> object:
-    """Return a complex number in the place of a tensor (`_conj(1j)`) as one; others as they are."""
+    """Return a complex number in the place of a tensor (`_conj(1j)`) as a tensor."""
     target = node.fx.target
     if not isinstance(arg, complex) or not isinstance(target, torch._ops.OpOverload):
         return arg

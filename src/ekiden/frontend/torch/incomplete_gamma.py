@@ -1,4 +1,4 @@
-"""The incomplete gamma functions as plain arithmetic, in float64.
+"""Regularized incomplete gamma functions, decomposed to float64 arithmetic.
 
 Up to `_LARGE` by a series (DLMF 8.11.4) left of the middle and a continued fraction (8.9.2) right
 of it; above, where both need as many terms as the root of the order, by an integral over the peak.
@@ -22,7 +22,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(48)
 
 
 def _series(a: Tensor, x: Tensor) -> Tensor:
-    """P(a, x), up to x = a + 1."""
+    """Return P(a, x) by its series, for x up to a + 1."""
     term = 1 / a
     total = term
     for n in range(1, _TERMS):
@@ -32,7 +32,7 @@ def _series(a: Tensor, x: Tensor) -> Tensor:
 
 
 def _fraction(a: Tensor, x: Tensor) -> Tensor:
-    """Q(a, x), from x = a + 1 on."""
+    """Return Q(a, x) by its continued fraction, for x above a + 1."""
     denominator = x + 2 * _TERMS + 1 - a
     # The continued fraction is evaluated from its tail, a fixed number of terms deep.
     for n in range(_TERMS, 0, -1):
@@ -41,8 +41,10 @@ def _fraction(a: Tensor, x: Tensor) -> Tensor:
 
 
 def _integral(a: Tensor, x: Tensor) -> Tensor:
-    """P(a, x) left of the peak and Q(a, x) right of it, of large a: Gauss and Legendre's sum over
-    the tail, in u = (t - a) / a. It is below the rounding some standard deviations away."""
+    """Return P(a, x) left of the peak and Q(a, x) right of it for large a, by Gauss-Legendre
+    quadrature of the tail. It is below the rounding some standard deviations away.
+    """
+    # Beyond this many standard deviations the integrand is below float64's resolution.
     width = (9 + 20 * a.rsqrt()) * a.rsqrt()
     at = (x - a) / a
     low = torch.where(at > 0, at, (at.clamp(max=0) - width).clamp(min=-1))
@@ -56,7 +58,7 @@ def _integral(a: Tensor, x: Tensor) -> Tensor:
 
 
 def _halves(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (P(a, x) or Q(a, x), whether it is Q): the smaller of the two, which keeps its digits.
+    """Return the smaller of P(a, x) and Q(a, x), which keeps its digits, and whether it is Q.
 
     NaN outside the domain.
     """
@@ -81,13 +83,13 @@ def _halves(a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def igamma(a: Tensor, x: Tensor) -> Tensor:
-    """P(a, x): the regularised lower function. As in PyTorch no number for negative ones."""
+    """Return P(a, x), the regularized lower function."""
     value, is_upper = _halves(a, x)
     return torch.where(is_upper, 1 - value, value).to(torch.result_type(a, x))
 
 
 def igammac(a: Tensor, x: Tensor) -> Tensor:
-    """Q(a, x) = 1 - P(a, x)."""
+    """Return Q(a, x) = 1 - P(a, x)."""
     value, is_upper = _halves(a, x)
     return torch.where(is_upper, value, 1 - value).to(torch.result_type(a, x))
 

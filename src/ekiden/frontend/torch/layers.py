@@ -1,4 +1,4 @@
-"""Recurrent layers that stay whole while PyTorch traces a module.
+"""Custom operators that keep recurrent layers whole while PyTorch traces a module.
 
 PyTorch's own definitions of `torch.lstm`, `gru` and `rnn_*` run step by step wherever it traces: a
 number of steps that is symbolic becomes the example's, and graphs of torch.compile have every step.
@@ -32,8 +32,8 @@ BATCH_FIRST = 8
 
 
 def _eager(name: str, data: Tensor, *args: Any, lengths: Tensor | None = None) -> Any:  # noqa: ANN401
-    """Run the layer with PyTorch's own function; `lengths`, of packed sequences only, are in
-    descending order.
+    """Run a layer by PyTorch's own function; `lengths`, of packed sequences only, are in descending
+    order.
     """
     function = getattr(torch, name)
     if lengths is None:
@@ -75,23 +75,22 @@ _WHOLE: Mapping[Callable[..., Any], torch._ops.OpOverload] = {
 
 
 def _whole(target: object, args: Sequence[Any]) -> torch._ops.OpOverload | None:
-    """Return the operator that stands for a call of a layer, None if dropout is drawn between its
-    layers.
-    """
+    """Return the whole-layer operator of a call; None if dropout is drawn between its layers."""
     operator = _WHOLE.get(target) if callable(target) else None
     if operator is None or len(args) <= BATCH_FIRST:
         return None
     dropout, is_training = args[5 + _is_packed(args)], args[6 + _is_packed(args)]
+    # Dropout between layers draws random numbers, which the whole-layer operator does not.
     return None if is_training and dropout > 0 else operator
 
 
 def _is_packed(args: Sequence[Any]) -> bool:
-    """Return whether a layer is over packed sequences, whose batch sizes precede the states."""
+    """Return whether a layer takes packed sequences, whose batch sizes precede the states."""
     return not isinstance(args[3], bool)
 
 
 class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
-    """A torch function mode that keeps recurrent layers whole while torch.export traces."""
+    """Torch function mode that keeps recurrent layers whole while torch.export traces."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,8 +125,8 @@ class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
         return (self._packed(every, lengths)[0], *states)
 
     def _packed(self, padded: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return packed data [sum of lengths, ..] step by step, and the number of sequences at each
-        step.
+        """Pack data step by step to [sum of lengths, ...]; return also the number of sequences at
+        each step.
         """
         is_there = _is_there(padded, lengths)
         check: Callable[[bool], None] = torch._check
@@ -157,7 +156,7 @@ class whole_layers(TorchFunctionMode):  # noqa: N801 - what `with` takes
 
 
 def _is_there(padded: Tensor, lengths: Tensor) -> Tensor:
-    """Return a mask [steps, batch]: whether a sequence reaches a step."""
+    """Return the mask [steps, batch] of steps that a sequence reaches."""
     return torch.arange(padded.shape[0]).unsqueeze(1) < lengths
 
 
@@ -168,8 +167,8 @@ def wants_gradients(inputs: Sequence[object]) -> bool:
 
 
 def keep_layers(module: torch.fx.GraphModule, inputs: Sequence[object]) -> None:
-    """Replace recurrent layers of a TorchDynamo graph and its subgraphs by whole operators, if no
-    gradient is needed.
+    """Replace the recurrent layers of a TorchDynamo graph by whole operators, if no gradient is
+    needed.
     """
     # The whole-layer operators have no backward formula.
     if wants_gradients(inputs):
@@ -188,7 +187,7 @@ _DROPOUTS = (torch.nn.functional.dropout, torch.dropout)
 
 
 def pass_idle_dropouts(module: torch.fx.GraphModule) -> None:
-    """Remove dropouts that drop nothing from a graph of TorchDynamo.
+    """Remove dropouts that drop nothing from a TorchDynamo graph.
 
     They return their input itself, which PyTorch's compilers would copy.
     """

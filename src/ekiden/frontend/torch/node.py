@@ -1,4 +1,4 @@
-"""A node of a graph of PyTorch as converters see it.
+"""FX node as converters see it, and the rows of the converter table.
 
 A converter is called with the node, the arguments in their places and those given by name:
 
@@ -76,7 +76,7 @@ def source(node: torch.fx.Node) -> str:
 
 
 class Node(common.Node):
-    """A node of an FX graph as converters see it."""
+    """FX node as converters see it."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Node(common.Node):
 
     @property
     def part_dtype(self) -> str:
-        """Return the part dtype of the complex output, else of a complex input."""
+        """Return the dtype of the parts of the complex output, or else of a complex input."""
         metas = [self._first, *(n.meta.get("val") for n in self.fx.all_input_nodes)]
         dtypes = [m.dtype for m in metas if isinstance(m, torch.Tensor) and m.dtype in PARTS]
         return from_torch_dtype(PARTS[dtypes[0]]) if dtypes else self.out_dtype
@@ -146,18 +146,18 @@ class Node(common.Node):
         return const(_wrapped(value, dtype), dtype)
 
     def promoted(self, *values: Operand) -> str:
-        """Return the dtype that PyTorch promotes these operands to."""
+        """Return the dtype to which PyTorch promotes these operands."""
         return common_dtype(values)
 
     def size(self, value: object) -> Dim:
-        """Return a size argument as attributes store it."""
+        """Return a size argument as a dimension."""
         if isinstance(value, Value):
             (size,) = self.dims_of(value)
             return size
         return value if isinstance(value, PrimExpr) else int(value)  # type: ignore[call-overload]
 
     def sizes(self, values: Sequence[object]) -> tuple[Dim, ...]:
-        """Return size arguments as attributes store them."""
+        """Return size arguments as dimensions."""
         return as_attr(self.size(v) for v in values)
 
     def dims_of(self, value: Value) -> tuple[Dim, ...]:
@@ -180,8 +180,9 @@ class Node(common.Node):
 
 
 def _wrapped(value: float, dtype: str) -> float:
-    """Return a number wrapped around to an integer dtype, without an error for one out of range."""
+    """Wrap a number to an integer dtype, without an error for one out of range."""
     if is_int(dtype) and dtype in _NUMPY_INTS and not isinstance(value, bool):
+        # Like ATen, an integer that does not fit its dtype wraps around.
         return int(np.array(int(value)).astype(dtype))
     return value
 
@@ -201,7 +202,7 @@ def _category(value: Operand) -> int:
 
 
 def common_dtype(values: Sequence[Operand]) -> str:
-    """Return the dtype of PyTorch's type promotion.
+    """Return the result dtype of PyTorch's type promotion.
 
     Tensors with dimensions decide, then zero-dimensional tensors, then numbers, each only if of a
     higher category.
@@ -209,6 +210,8 @@ def common_dtype(values: Sequence[Operand]) -> str:
     tiers: list[list[Operand]] = [[], [], []]
     for value in values:
         is_tensor = isinstance(value, Value)
+        # PyTorch ranks tensors with dimensions above those of rank 0, and both above Python
+        # numbers.
         tiers[2 if not is_tensor else 0 if value.type.shape else 1].append(value)  # type: ignore[union-attr]
     dtype, best_category = "", -1
     for tier in tiers:

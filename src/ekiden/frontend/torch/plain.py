@@ -1,5 +1,5 @@
-"""Programs that can be imported as torch.export wrote them, without PyTorch's decomposition and
-functionalisation pass, which takes most of the time of an import.
+"""Test of programs that can be imported as exported, without PyTorch's decomposition and
+functionalization passes.
 
 Such a program has operators of the table alone, and writes into no tensor that is read through
 another alias afterwards: `y.relu_()` then makes a new value, which `y` denotes from there on.
@@ -56,9 +56,7 @@ def _is_known(node: torch.fx.Node) -> bool:
 
 
 def _storages(node: torch.fx.Node) -> list[int]:
-    """Return the identities of the storages behind a node's results, as torch.export inferred;
-    views share theirs.
-    """
+    """Return the ids of the storages behind a node's results; views share theirs."""
     meta = node.meta.get("val")
     metas = meta if isinstance(meta, (list, tuple)) else [meta]
     tensors = [m for m in metas if isinstance(m, torch.Tensor) and m.layout == torch.strided]
@@ -66,7 +64,7 @@ def _storages(node: torch.fx.Node) -> list[int]:
 
 
 def same_as(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the node that has the very same tensor: an in-place operator's target, or an idle
+    """Return the node whose very tensor this one returns: an in-place operator's target, or an idle
     dropout's input.
     """
     target = node.target
@@ -80,7 +78,7 @@ def same_as(node: torch.fx.Node) -> torch.fx.Node | None:
 
 @dataclass(eq=False, slots=True)
 class _Named:
-    """A tensor and all nodes that are names of it."""
+    """Uses of one tensor under all its names."""
 
     read: int
     """Where it is read last."""
@@ -89,8 +87,8 @@ class _Named:
 
 
 def _writes_are_seen_once(graph: torch.fx.Graph) -> bool:
-    """Return whether every in-place write is seen only through its result and names of the very
-    same tensor.
+    """Return whether each in-place write is observed only through its result and names of the same
+    tensor.
 
     Writes into an input or a weight do not qualify.
     """

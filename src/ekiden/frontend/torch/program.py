@@ -1,4 +1,4 @@
-"""From an exported program to a module: its inputs and weights, its graph, its outputs."""
+"""Import of an exported program: inputs and weights, graph, outputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def import_program(
     freeze_params: bool = True,
     input_names: Sequence[str] = (),
 ) -> ImportedModule:
-    """Return a module whose `main` computes a program of torch.export.
+    """Import a torch.export program as a module whose `main` computes it.
 
     Its operators may be core ATen or any others that the table has. Weights are constants that
     share the program's memory; with `freeze_params=False` the floating-point ones are parameters of
@@ -79,7 +79,7 @@ def import_program(
 
 
 class Importer:
-    """One import attempt with the facts known so far about dimensions; the base of both
+    """Import attempt of an FX graph, under the dimension facts known so far; base of both
     importers.
     """
 
@@ -98,7 +98,7 @@ class Importer:
     def name_symbols(
         self, nodes: Sequence[torch.fx.Node], names: Mapping[str, str] | None = None
     ) -> None:
-        """Give the sizes that are inputs' own dimensions their names."""
+        """Bind the symbols that are inputs' own dimensions to names."""
         for node in nodes:
             meta = node.meta.get("val")
             for axis, size in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):
@@ -108,8 +108,9 @@ class Importer:
                     self.symbols.known[symbol] = self.scope.symbol(shown)
 
     def name_derived(self, nodes: Sequence[torch.fx.Node], names: Mapping[str, str]) -> None:
-        """Give names to symbols of which inputs have no dimension but one that is made of them, as
-        `2 * h`: the machine finds them from that, and refuses sizes that leave a rest."""
+        """Bind symbols that occur only in derived dimensions, such as `2 * h`, which a run solves
+        for `h`.
+        """
         for node in nodes:
             meta = node.meta.get("val")
             for axis, size in enumerate(meta.shape if isinstance(meta, torch.Tensor) else ()):
@@ -119,8 +120,9 @@ class Importer:
                     self.symbols.known[symbol] = self.scope.symbol(shown)
 
     def name_expressions(self, nodes: Sequence[torch.fx.Node]) -> None:
-        """Give names to dimensions made of symbols that no input has: `(n + 1) // 2` where a
-        backward graph is not given `n`."""
+        """Bind dimensions made of symbols that no input has, such as `(n + 1) // 2` in a backward
+        graph.
+        """
         metas = [node.meta.get("val") for node in nodes]
         inputs = {plain_name(meta) for meta in metas}  # numbers that are inputs
         for node, meta in zip(nodes, metas, strict=True):
@@ -165,17 +167,18 @@ class Importer:
         # No dimension was replaced: the parameter has the declared shape already.
         if all(a is b for a, b in zip(plain, kind.shape, strict=True)):
             return value
+        # A size that is itself an input cannot be a dimension of a parameter's type: it is tied by
+        # a reshape.
         shaped = self.scope.spanned(op.reshape(self.scope.expr(value), kind.shape, allowzero=True))
         return Value(kind, expr=shaped)
 
     def _part(self, name: str, meta: torch.Tensor) -> Value:
-        """Add the parameter for one part of a complex input, which is passed as two tensors."""
+        """Add a parameter for one part of a complex input, which is passed as two tensors."""
         dtype = from_torch_dtype(PARTS[meta.dtype])
         return self._tensor(name, TensorType(self.symbols.shape(meta.shape), dtype))
 
     def _size(self, name: str, meta: torch.SymInt) -> object:
-        """Return a size among the inputs: a tensor's dimension if one has it, else the number
-        passed.
+        """Return a size input: a tensor's dimension if one has it, else a scalar parameter.
 
         The latter also for an expression of a size that no input has: backward graphs get `(n + 1)
         // 2` alone.
@@ -205,12 +208,12 @@ class Importer:
         return value
 
     def weight(self, tensor: torch.Tensor, name: str) -> Value | Complex:
-        """Return a weight as a constant; a complex one as two, which are copies."""
+        """Return a weight as a constant; a complex one as two copies."""
         return value_of(tensor) if tensor.dtype in PARTS else self.constant(tensor, name)
 
 
 class _Program(Importer):
-    """An importer of a program of torch.export."""
+    """Import attempt of a torch.export program."""
 
     def __init__(
         self, program: ExportedProgram, label: str, facts: Facts, freeze_params: bool
@@ -222,7 +225,7 @@ class _Program(Importer):
         """Buffers that the program changes, by name, with their values at first."""
 
     def run(self, names: Mapping[str, str], input_names: Sequence[str]) -> ImportedModule:
-        """Import everything, or raise."""
+        """Import inputs, nodes and outputs; raise the collected problems if there are some."""
         signature = self.program.graph_signature
         pairs = list(zip(self.graph.inputs, signature.input_specs, strict=True))
         inputs = [(n, s) for n, s in pairs if s.kind == InputKind.USER_INPUT]
@@ -276,7 +279,11 @@ class _Program(Importer):
         return self.main.tensor(target, value.type)
 
     def _add_generator(self) -> None:
-        """Add the random generator's state; every run continues where the last one ended."""
+        """Add the random generator's state, with which every run continues where the last one
+        ended.
+        """
+        # The generator's key is a state of the module: each run continues the stream of the one
+        # before.
         first = np.array(threefry_key(0), np.uint64)
         self.states[GENERATOR] = first
         self.graph.generator = self.main.tensor(GENERATOR, constant(first).type)
@@ -296,7 +303,7 @@ class _Program(Importer):
         return value
 
     def _constrain(self) -> None:
-        """Require the bounds that torch.export derived for sizes, other than the trivial ones."""
+        """Require the bounds that torch.export derived for sizes, other than trivial ones."""
         for symbol, bounds in self.program.range_constraints.items():
             dim = self.symbols.known.get(str(symbol))
             if dim is None:
@@ -314,8 +321,7 @@ class _Program(Importer):
     # Outputs.
 
     def _outputs(self) -> list[tuple[str, Value]]:
-        """Return the tensors and sizes that the program returns, then the buffers that it mutates,
-        in input order.
+        """Return the program's own outputs, then the mutated buffers in input order.
 
         None and constants are left out.
         """
@@ -343,8 +349,7 @@ class _Program(Importer):
 
 
 def as_value(item: object, what: str) -> Value | None:
-    """Return an output of a graph as a value; None if it is neither a tensor nor a size. None for
-    what is no tensor and no size.
+    """Return an output of a graph as a value; None if it is neither a tensor nor a size.
 
     Raises UnsupportedError for complex numbers, which leave a program as pairs.
     """

@@ -1,4 +1,4 @@
-"""The converter table: operator and overload -> its converter, made of the rows of each family."""
+"""Converter table of ATen operators, assembled from the rows of each family."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ COMPLEX: dict[str, Rule] = {
 
 
 def key_of(target: object) -> str:
-    """Return the table key of a node's target: "aten::add.Tensor"; for other callables "python::"
-    and their name.
+    """Return the table key of a node's target: "aten::add.Tensor", or "python::" and a callable's
+    name.
     """
     if isinstance(target, torch._ops.OpOverload):
         return f"{target._schema.name}.{target._overloadname}"
@@ -78,8 +78,9 @@ def key_of(target: object) -> str:
 
 
 def _row_of(target: object) -> str | None:
-    """Return the key of the row of an operator: of its overload, or of all overloads where the
-    converter takes what this one must be given (`where(condition)` has no two sides)."""
+    """Return the key of an operator's row: of its overload, or of all overloads if the converter
+    accepts its arguments.
+    """
     key = key_of(target)
     if key in TABLE:
         return key
@@ -90,14 +91,13 @@ def _row_of(target: object) -> str | None:
 
 @cache
 def signature_of(convert: Converter) -> inspect.Signature:
-    """Return the signature of a converter, which takes long to make."""
+    """Return the signature of a converter; cached, as inspection is slow."""
     return inspect.signature(convert)
 
 
 @cache
 def _takes(convert: Converter, target: object) -> bool:
-    """Return whether a converter can be called with the arguments that an operator needs, or with
-    all that it has."""
+    """Return whether a converter accepts the required arguments of an operator, or all of them."""
     if not isinstance(target, torch._ops.OpOverload):
         return True
     every = target._schema.arguments
@@ -118,7 +118,7 @@ def _binds(convert: Converter, arguments: Sequence[torch._C.Argument]) -> bool:
 
 
 def converter_of(target: object) -> Converter | None:
-    """Return the converter of an operator; None if there is none."""
+    """Return the converter of an operator, or None."""
     row = _row_of(target)
     return None if row is None else TABLE[row]
 
@@ -132,7 +132,7 @@ def is_taken_apart(target: object) -> bool:
 
 
 def find(target: object) -> Converter:
-    """Return the converter of an operator. Raises Unsupported with the nearest names otherwise."""
+    """Return the converter of an operator; raise Unsupported with the closest names without one."""
     converter = converter_of(target)
     if converter is None:
         library, _, name = key_of(target).partition(".")[0].rpartition("::")
@@ -144,7 +144,7 @@ def find(target: object) -> Converter:
 
 
 def find_complex(target: object) -> Rule:
-    """Return the rule of an operator for complex numbers. Raises Unsupported if it has none."""
+    """Return the complex rule of an operator; raise Unsupported without one."""
     key = key_of(target)
     rule = COMPLEX.get(key)
     if rule is None and key not in TABLE:
@@ -174,6 +174,7 @@ def register(name: str, *, override: bool = False) -> Callable[[Converter], Conv
         if _key(name) in TABLE.keys() - COMPOSITE and not override:
             raise ValueError(f"register {name!r}: it is there; say override=True to replace it")
         note_extension(convert)
+        # A converter that a user registers replaces built-in composites of the same operator.
         for key in {k for k in COMPOSITE if _key(name) in (k, k.partition(".")[0])}:
             COMPOSITE.remove(key)  # of one overload, which would be found before
             del TABLE[key]

@@ -29,7 +29,7 @@ def from_pytorch(
     keep_quantized_weight: bool = False,
     export_renamed_c_graph_path: str | None = None,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return a Relay module and its parameters from a module and its inputs' names, shapes and
+    """Import a module as a Relay module and its parameters, by its inputs' names, shapes and
     dtypes.
 
     The module (TorchScript or any other) is traced with zeros; an exported program is taken as
@@ -90,8 +90,7 @@ def _checked(infos: Any) -> Sequence[Info]:  # noqa: ANN401 - whatever a user ga
 
 
 def _traced_dtypes(module: object, count: int) -> list[str | None]:
-    """Return the dtypes that a TorchScript graph says of its first inputs; None where it says none,
-    and of what is no TorchScript."""
+    """Return the dtypes of the first inputs of a TorchScript graph; None where it states none."""
     if not isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return [None] * count
     graph: Any = module.graph

@@ -1,10 +1,10 @@
-"""What a graph of torch.compile gives: which results share memory, and how each lies in it.
+"""Results of a torch.compile graph: which share memory, and their strides.
 
 A result is in eager PyTorch an argument, a tensor made anew, or a view of either. A module gives
 what is made anew, each tensor in memory of its own; views are taken of these and of the arguments
-by PyTorch when a run ends, by the graph's own operators. So results share memory with arguments
-and with each other exactly as in eager PyTorch, with its strides, and PyTorch notices writes into
-what it saved for a gradient.
+by PyTorch when a run ends, by the graph's own operators. So results share memory with arguments and
+with each other exactly as in eager PyTorch, with its strides, and PyTorch notices writes into what
+it saved for a gradient.
 
     arg.t() -> (arg.t(),)          exp(x) -> (%e, view(%e, [-1])): %e is the module's, once
 """
@@ -26,7 +26,7 @@ _VIEWS = (torch.ops.aten._unsafe_view.default,)
 
 
 def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
-    """Return the node whose memory this node's results lie in; None for what is made anew."""
+    """Return the node whose memory this node views; None for a new tensor."""
     target = node.target
     if target is operator.getitem:
         base = node.args[0]
@@ -41,7 +41,7 @@ def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
 
 
 def _memory(node: torch.fx.Node) -> int | None:
-    """Return the storage that PyTorch inferred for a node: of lists of views that of the first."""
+    """Return the storage that PyTorch inferred for a node; of a list that of its first tensor."""
     meta = node.meta.get("val")
     metas = meta if isinstance(meta, (list, tuple)) else [meta]
     for first_meta in metas[:1]:
@@ -51,8 +51,9 @@ def _memory(node: torch.fx.Node) -> int | None:
 
 
 def memory_order(meta: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the axes from the largest step in memory to the smallest, of a tensor without gaps;
-    None for others, and where sizes are symbols that leave it open."""
+    """Return the axes of a gapless tensor from largest to smallest stride; None for others, and
+    where symbolic sizes leave it open.
+    """
     sizes, steps = [*map(expression, meta.shape)], [*map(expression, meta.stride())]
     single = [axis for axis, size in enumerate(sizes) if size == 1]
     proper_axes = [axis for axis in range(len(sizes)) if axis not in single]
@@ -62,6 +63,7 @@ def memory_order(meta: torch.Tensor) -> tuple[int, ...] | None:
     order = sorted(proper_axes, key=lambda axis: -hints[axis])
     step: sympy.Expr = sympy.Integer(1)
     for axis in reversed(order):
+        # Strides with gaps or overlaps are no permutation of a dense layout.
         if sympy.expand(steps[axis] - step) != 0:
             return None
         step = step * sizes[axis]
@@ -79,7 +81,7 @@ def _hint(size: int | torch.SymInt) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A tensor that the module computes, by the index of its output.
+    """Tensor that the module computes, by the index of its output.
 
     imaginary: the output that has the imaginary part; order: its axes from slowest to fastest in
     memory, None if PyTorch's strides need a copy.
@@ -91,7 +93,7 @@ class Made:
     order: tuple[int, ...] | None = None
 
     def tensor(self, outputs: Sequence[Any], sizes: RunSizes) -> torch.Tensor:
-        """Return the tensor of a run, with the strides that PyTorch inferred."""
+        """Return the tensor of a run with the strides that PyTorch inferred."""
         result = torch.utils.dlpack.from_dlpack(outputs[self.output])
         if self.imaginary is not None:
             imaginary_part = torch.utils.dlpack.from_dlpack(outputs[self.imaginary])
@@ -101,6 +103,7 @@ class Made:
                 return result
             return result.permute([self.order.index(axis) for axis in range(len(self.order))])
         steps = sizes.numbers(self.node.meta["val"].stride())
+        # An expanded axis (stride 0) cannot be the result of a copy.
         if list(result.stride()) == steps or 0 in steps:
             return result
         return torch.empty_strided(result.shape, steps, dtype=result.dtype).copy_(result)
@@ -108,7 +111,7 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The results of a graph, in order: nodes, sizes that are outputs (`Number`), and constants."""
+    """Results of a graph, in order: nodes, sizes that are outputs, and constants."""
 
     given: tuple[object, ...]
     arguments: tuple[tuple[torch.fx.Node, int], ...] = ()
@@ -122,7 +125,7 @@ class Results:
     """Symbols that are data -> outputs that have them."""
 
     def of(self, sizes: RunSizes, outputs: Sequence[Any]) -> list[Any]:
-        """Return the results of a run of which the module gave `outputs`."""
+        """Return the results of a run from the module's outputs."""
         if self.symbols:
             data_symbols = {name: int(outputs[at].numpy()) for name, at in self.symbols.items()}
             sizes = RunSizes(sizes.places, sizes.args, data_symbols)
@@ -142,7 +145,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A size among the results, which is an output of the module."""
+    """Size among the results, which is an output of the module."""
 
     output: int
 

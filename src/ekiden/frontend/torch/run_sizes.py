@@ -1,4 +1,4 @@
-"""The symbolic sizes of a graph of torch.compile as the numbers of a run."""
+"""Evaluation of the symbolic sizes of a torch.compile graph with the numbers of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Places = Mapping[str, tuple[int, int | None]]
 
 
 def places_of(nodes: Sequence[torch.fx.Node]) -> Places:
-    """Return where the symbols of a graph can be read from, of its inputs."""
+    """Return, per symbol of a graph, the input and axis that it can be read from."""
     sources: dict[str, tuple[int, int | None]] = {}
     for at, node in enumerate(nodes):
         meta = node.meta.get("val")
@@ -32,12 +32,12 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def expression(size: object) -> sympy.Expr:
-    """Return a size, a number or a symbolic one, as SymPy has it."""
+    """Return a size as a SymPy expression."""
     return size.node.expr if isinstance(size, _SYMBOLIC) else sympy.sympify(size)
 
 
 def symbols_of(value: object) -> list[str]:
-    """Return the names of the symbols of a size; none of what is no size."""
+    """Return the names of the symbols of a size; none for anything else."""
     if not isinstance(value, _SYMBOLIC):
         return []
     return [str(symbol) for symbol in value.node.expr.free_symbols]
@@ -45,7 +45,7 @@ def symbols_of(value: object) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
-    """The sizes of one run.
+    """Symbolic sizes of one run.
 
     args: the run's arguments; others: values of symbols that no argument shows; places: the
     argument and axis that each other symbol is read from.
@@ -56,7 +56,7 @@ class RunSizes:
     others: Mapping[str, int]
 
     def number(self, size: Any) -> Any:  # noqa: ANN401 - a number as PyTorch's operators take it
-        """Return a size of this run; what is no symbol as it is."""
+        """Evaluate a size; anything else is returned unchanged."""
         if not isinstance(size, _SYMBOLIC):
             return size
         expr = expression(size)
@@ -65,7 +65,7 @@ class RunSizes:
         return kind(expr.xreplace(values))
 
     def numbers(self, sizes: Sequence[object]) -> list[int]:
-        """Return the sizes of this run."""
+        """Evaluate sizes."""
         return [int(self.number(size)) for size in sizes]
 
     def _value(self, name: str) -> sympy.Integer:

@@ -1,7 +1,4 @@
-"""The gradient of sampling at places of a grid, for which PyTorch has no definition by plain
-operators. A sample is a sum over taps, the products of those of each axis. Meanings after
-aten/src/ATen/native/GridSampler (PyTorch 2).
-"""
+"""Gradient of grid sampling, which PyTorch does not decompose."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ ZEROS, BORDER, REFLECTION = range(3)
 
 
 class Tap(NamedTuple):
-    """An element read along an axis: its index, its weight, and the weight's derivative by the
+    """Element read along an axis: its index, its weight, and the weight's derivative by the
     coordinate.
     """
 
@@ -29,14 +26,14 @@ class Tap(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """A sampled axis of `size` elements with its padding mode."""
+    """Sampled axis of `size` elements with its padding mode."""
 
     size: int
     padding: int
     align_corners: bool
 
     def scale(self) -> float:
-        """Elements that a place moves with its coordinate, which goes from -1 to 1."""
+        """Return the elements that a unit step of the coordinate, in [-1, 1], moves."""
         return (self.size - 1) / 2 if self.align_corners else self.size / 2
 
     def place(self, coordinate: Tensor) -> Tensor:
@@ -44,12 +41,13 @@ class Axis(NamedTuple):
         return coordinate * self.scale() + (self.size - 1) / 2
 
     def kept(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a position moved by the padding mode, and its derivative there: 1, 0 or -1."""
+        """Apply the padding mode to a position; return it and its derivative, 1, 0 or -1."""
         slope = torch.ones_like(position)
         if self.padding == ZEROS:
             return position, slope
         if self.padding == REFLECTION:
             position, slope = self._reflected(position)
+        # Clamped positions do not move with the grid, so their gradient is 0.
         outside = (position <= 0) | (position >= self.size - 1)
         return position.clamp(0, self.size - 1), torch.where(outside, 0.0, slope)
 
@@ -67,7 +65,7 @@ class Axis(NamedTuple):
         )
 
     def taps(self, coordinate: Tensor, mode: int) -> list[Tap]:
-        """Return the elements that a sample is a weighted sum of, with slopes by the coordinate."""
+        """Return the taps of a sample, with slopes by the coordinate."""
         position, scale = self.place(coordinate), self.scale()
         if mode == BICUBIC:
             low = position.floor()
@@ -84,7 +82,7 @@ class Axis(NamedTuple):
 
 
 def _cubic(away: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Keys' kernel with a = -3/4 at a distance below 2, and its slope."""
+    """Return Keys' cubic kernel with a = -3/4 at a distance below 2, and its slope."""
     size, a = away.abs(), -0.75
     near = ((a + 2) * size - (a + 3)) * size * size + 1
     far = ((a * size - 5 * a) * size + 8 * a) * size - 4 * a
@@ -98,7 +96,7 @@ def grid_sample(
     grad: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool,
     mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return `aten::grid_sampler_{2,3}d_backward`: the gradients of the data and of the grid.
+    """Return `aten::grid_sampler_{2,3}d_backward`: the gradients of data and grid.
 
     The data are (N, C, sizes), the grid (N, positions, coordinates, the last axis first). `mask`
     tells which gradients are used; both are computed.

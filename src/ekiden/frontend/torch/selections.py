@@ -1,5 +1,5 @@
-"""Operators that choose, order or place elements, and old names of linear algebra, as functions of
-plain ones. Meanings after aten/src/ATen/native (PyTorch 2); arguments are those of the operators.
+"""Decompositions of selection, ordering and placement operators, and of legacy linear algebra
+names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    """Return `aten::masked_select`: the elements where the mask holds."""
+    """Return `aten::masked_select`: the elements where the mask is set."""
     data, where = broadcast(x, mask)
     return data[where]
 
@@ -43,6 +43,8 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tenso
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     last = x.movedim(dim, -1)
     ordered = last.sort(dim=-1).values
+    # Quadratic in the axis, but free of data-dependent shapes; of equal counts the smallest value
+    # wins.
     often = (ordered.unsqueeze(-1) == ordered.unsqueeze(-2)).sum(-1)
     values = ordered.gather(-1, often.argmax(-1, keepdim=True))
     count = x.shape[dim]
@@ -124,7 +126,7 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> Tensor:
-    """Return `aten::as_strided_scatter`: the source written at the flat indices of a view.
+    """Return `aten::as_strided_scatter`: the source written at the flat indices of a strided view.
 
     `x` is taken as contiguous. The gradient of such a view and of a global pooling use it.
     """
@@ -155,6 +157,7 @@ def hypot(a: Tensor, b: Tensor) -> Tensor:
     """Return `aten::hypot`; scaled by the larger side, so that no square overflows."""
     x, y = a.abs(), b.abs()
     large, small = torch.maximum(x, y), torch.minimum(x, y)
+    # Scaled by the larger side, so that the squares neither overflow nor underflow.
     ratio = torch.where(large == 0, 0.0, small / large)
     length = large * (1 + ratio * ratio).sqrt()
     return torch.where(large.isinf() | x.isinf() | y.isinf(), torch.inf, length)
@@ -179,7 +182,7 @@ def triangular_solve(
 
 
 def _order(pivots: Tensor, rows: int) -> Tensor:
-    """Return the row permutation that the pivots of an LU decomposition encode."""
+    """Return the row permutation that LAPACK pivots encode."""
     rows_index = torch.arange(rows)
     order = rows_index.expand(*pivots.shape[:-1], rows)
     for step in range(pivots.shape[-1]):
@@ -211,9 +214,7 @@ def lu_unpack(
 def lu_solve(
     packed: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False
 ) -> Tensor:
-    """Return `aten::linalg_lu_solve`: x of a x = b, of a' x = b (`adjoint`), or of x a = b (not
-    `left`).
-    """
+    """Return `aten::linalg_lu_solve`: a x = b, a' x = b (`adjoint`), or x a = b (not `left`)."""
     if not left:
         # x a = b is a' x' = b'.
         return lu_solve(packed, pivots, b.mT, adjoint=not adjoint).mT

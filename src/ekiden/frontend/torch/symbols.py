@@ -1,4 +1,4 @@
-"""Conversion of torch.export's symbolic sizes, SymPy expressions, to expressions of dimensions."""
+"""Conversion of torch.export's symbolic sizes (SymPy) to shape expressions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _true_div(a: PrimExpr, b: PrimExpr) -> PrimExpr:
 
 
 def _float_power(base: PrimExpr, exponent: PrimExpr) -> PrimExpr:
-    """Return a power of a size; square roots and whole exponents only, as others are not exact."""
+    """Return a power of a size; only square roots and whole exponents, which are exact."""
     if isinstance(exponent, prim.FloatImm) and exponent.value == 0.5:
         return _root(base)
     if isinstance(exponent, prim.FloatImm) and exponent.value.is_integer():
@@ -101,7 +101,7 @@ _RULES: Mapping[type, Callable[..., PrimExpr]] = {
 
 
 class Symbols:
-    """The dimensions that a program's symbols stand for."""
+    """Table of the dimensions that a program's symbols stand for."""
 
     def __init__(self) -> None:
         self.known: dict[str, PrimExpr] = {}
@@ -110,7 +110,7 @@ class Symbols:
         expressions that an input gives as a whole, by the symbol that stands for each."""
 
     def give(self, value: object, number: float) -> bool:
-        """Note that a symbol is a number; False for what is no symbol."""
+        """Bind a symbol to a number; return False for anything but a symbol."""
         symbol = value.node.expr if isinstance(value, (torch.SymInt, torch.SymFloat)) else None
         if not isinstance(symbol, sympy.Symbol):
             return False
@@ -121,7 +121,7 @@ class Symbols:
         return True
 
     def name(self, value: int | torch.SymInt, name: str, dim: PrimExpr) -> None:
-        """Let a size, a symbol or made of some, be a dimension from here on."""
+        """Bind a size, a symbol or an expression, to a dimension from here on."""
         assert isinstance(value, torch.SymInt)
         root = value.node.expr
         symbol = root if isinstance(root, sympy.Symbol) else sympy.Symbol(f"size of {name}")
@@ -131,7 +131,7 @@ class Symbols:
         self.known[str(symbol)] = dim
 
     def has(self, value: object) -> bool:
-        """Return whether all symbols of a size are known; a named expression counts as one
+        """Return whether all symbols of a size are bound; a named expression counts as one
         symbol.
         """
         if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -147,7 +147,7 @@ class Symbols:
         return sorted(str(s) for s in value.node.expr.free_symbols)
 
     def scalar(self, value: object) -> Scalar:
-        """Return a number, or a symbolic one, as a number or an expression of dimensions.
+        """Return a Python or symbolic number as a number or shape expression.
 
         Raises Unsupported for arithmetic that sizes have not.
         """
@@ -169,7 +169,7 @@ class Symbols:
         return tuple(map(self.dim, sizes))
 
     def convert(self, root: sympy.Basic) -> PrimExpr:
-        """Return a SymPy expression as an expression of dimensions.
+        """Convert a SymPy expression to a shape expression.
 
         Raises:
             Unsupported: A function has no rule here, or no input determines a symbol.
@@ -193,7 +193,7 @@ class Symbols:
 
 
 def derived_name(size: object) -> str | None:
-    """Return the name of the one symbol in a size such as `2 * h`; None for several or none."""
+    """Return the name of the only symbol in a size such as `2 * h`; None for several or none."""
     names = Symbols.names(size)
     return names[0] if len(names) == 1 else None
 

@@ -42,8 +42,8 @@ QUERY_LEVELS = 127.0
 
 @dataclass(frozen=True, slots=True)
 class CacheFormat:
-    """The number format of a cache: integers from `least` to `most` stored with zero point `zero`,
-    times the scale of a group of at most `group` depth elements.
+    """A number format of a KV cache: integers from `least` to `most` stored with a zero point,
+    times the scale of a group of depth elements.
     """
 
     name: str
@@ -82,7 +82,9 @@ FORMAT_BY_DTYPE = {row.dtype: row for row in CACHE_FORMATS.values()}
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """The keys or the values of a page: tokens per page, depth, and dtype."""
+    """The layout of the keys or the values of one page and head: tokens per page, depth,
+    and dtype.
+    """
 
     page: int
     depth: int
@@ -190,6 +192,8 @@ class Plane:
         """Write a token's numbers [heads, depth] to planes [heads, size]."""
         levels = self._levels(plane, token, token_numbers) if self.has_scales else None
         for depth_index in range(self.depth):
+            # Words run along the axis that a product sums over: tokens for values, depth for keys.
+            # One dot-product instruction then takes a whole word.
             summed, inner_index, inner_size = (
                 (token, depth_index, self.depth) if values else (depth_index, token, self.page)
             )
@@ -199,6 +203,7 @@ class Plane:
             word, inside = divmod(summed, self.format.held)
             at = (word * inner_size + inner_index) * WORD_BYTES + inside % WORD_BYTES
             shift = inside // WORD_BYTES * self.format.bits
+            # A byte of a 4-bit cache holds two numbers: the neighbour's bits stay.
             other_bits = plane[:, at].view(np.uint8) & np.uint8(~(self._mask << shift) & 255)
             bits = (levels[:, depth_index] & self._mask).astype(np.uint8) << np.uint8(shift)
             plane[:, at] = (other_bits | bits).view(plane.dtype)
@@ -224,6 +229,8 @@ class Plane:
             scale_bytes = np.ascontiguousarray(scales[:, group]).view(plane.dtype)
             plane[:, at : at + SCALE_DTYPE.itemsize] = scale_bytes
         wide = scales.astype(np.float32)
+        # The float16 scale is what readers multiply by, so it is also what is divided by here: its
+        # rounding must not become a second error.
         finer = np.divide(1, wide, out=np.ones_like(wide), where=wide > 0)
         quantized = np.clip(np.rint(grouped * finer), row.least, row.most) + row.zero
         levels: NDArray[np.int32] = quantized.reshape(token_numbers.shape).astype(np.int32)

@@ -77,6 +77,8 @@ class Int8PagedAttention(PagedAttention):
         self.whole = dt.with_lanes("int32", self.lanes)
         self.real = dt.with_lanes("float32", self.lanes)
         self.held = self.plane.format.held
+        # Products of int16 pairs are exact enough per chunk; byte dots need the finer steps of one
+        # page.
         self.shares = (Int16Probabilities if self.value_dot in (MADD, "") else ByteProbabilities)(
             self
         )
@@ -96,7 +98,7 @@ class Int8PagedAttention(PagedAttention):
         return self.zero_by_dot.get(self.key_dot, 0)
 
     def body(self) -> Stmt:
-        """Return the body with the queries quantised first."""
+        """Emit the quantisation of the queries, then the attention."""
         rows = simplify(self.tokens * self.total)
         return self.rounded.around(rows, self.lanes, super().body())
 
@@ -203,7 +205,7 @@ class Int8PagedAttention(PagedAttention):
         acc: Buffer,
         group: int,
     ) -> Stmt:
-        """Accumulate the products of a scale group."""
+        """Emit the integer products of one scale group."""
         rows, page, k = tile.span * self.together, self.pages.page, Var("k")
         sums = self.sums(rows * vectors)
         body, operands = self.loaded(
@@ -219,6 +221,8 @@ class Int8PagedAttention(PagedAttention):
                 a = self.word(self.rounded.bytes, at + self.first_of(n, self.key_dot))
                 accumulators = {r * vectors + v: b for v, b in enumerate(loaded)}
                 statements.append(self.grown(sums, accumulators, a, self.key_dot))
+        # Sums start at the zero-point correction, -zero * sum(query), so that the dot instruction
+        # needs no subtraction per element.
         starts = [self._start(tile, r, group) for r in range(rows)]
         begin = [BufferStore(sums, self.first_sums(sums, starts[n // vectors]), (const(n),))
                  for n in range(rows * vectors)]  # fmt: skip
@@ -249,7 +253,7 @@ class Int8PagedAttention(PagedAttention):
         self, base: Var, column: int, vectors: int, acc: Buffer, sums: Buffer, group: int,
         starts: Sequence[PrimExpr],
     ) -> list[Stmt]:  # fmt: skip
-        """Add the scaled integer sums of a group to the scores."""
+        """Emit the addition of a group's scaled integer sums to the scores."""
         statements: list[Stmt] = []
         for v in range(vectors):
             scale, stores = Var("scale", self.real), list[Stmt]()
@@ -298,8 +302,8 @@ class Int8PagedAttention(PagedAttention):
     def grown(
         self, sums: Buffer, loaded: Mapping[int, Var], a: PrimExpr, dot: str, is_share: bool = False
     ) -> Stmt:
-        """Accumulate a word's products with the `loaded` vectors into their sums; `is_share`: `a`
-        is unsigned.
+        """Emit the accumulation of a word's products with the `loaded` vectors into their sums;
+        `is_share`: `a` is unsigned.
         """
         word = Var("a", self.whole)
         statements = []

@@ -28,8 +28,8 @@ class Pages:
 
 @dataclass(frozen=True, slots=True)
 class PagedTiling:
-    """The tiling: rows of a tile, vectors of keys or depth, keys of a chunk, and below how many
-    tiles threads share the chunks of each.
+    """The tiling: rows of a tile, vectors of keys or depth, keys of a chunk, and the number of
+    tiles below which threads share the chunks of each.
     """
 
     rows: int = EFFICIENT_TILE_ROWS

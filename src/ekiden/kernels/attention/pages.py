@@ -117,6 +117,7 @@ class PagedAttention:
         self.plane = Plane(pages.page, self.depth, self.cache.dtype)
         self.chunk = max(1, self.cut.keys // pages.page)
         """Pages of a chunk."""
+        # One vector more than a chunk: rows of scores then begin in different cache sets.
         self.stride = const(self.chunk * pages.page + self.lanes)
         self.parts = PartialSoftmax(self.depth, self.lanes)
 
@@ -158,8 +159,8 @@ class PagedAttention:
         column: Callable[[int], PrimExpr],
         ahead: Sequence[Stmt],
     ) -> Stmt:
-        """Accumulate outer products in registers over the loops that `steps` wraps around one step:
-        an element of each row by a row of vectors; `ahead` prefetches for a later step.
+        """Emit outer products accumulated in registers, over the loops that `steps` wraps around
+        one step: an element of each row by a row of vectors.
         """
         vector = f"float32x{self.lanes}"
         broadcasts = [Var(f"a{r}", vector) for r in range(rows)]
@@ -219,6 +220,7 @@ class PagedAttention:
         if cap := self.pages.softcap:
             bent = call_intrin("tanh", Mul(value, self.splat(1 / cap), vector))
             value = Mul(bent, self.splat(cap), vector)
+        # Causal by position: a token sees the keys up to its own.
         is_visible = self.lanes_below(position + 1 - key)
         if window := self.pages.window:
             last_unseen = cast(position - window - key, "int32")
@@ -262,6 +264,7 @@ class PagedAttention:
             scores,
             partial,
         )
+        # Pages before the sliding window and behind the last position are never visited.
         low, high = self.seen(first_position, last)
         stmt = LetStmt(begin, low, LetStmt(end, high, body(tile)))
         stmt = LetStmt(sequence, cast(self.sequences[first], "int64"), stmt)
@@ -293,8 +296,8 @@ class PagedAttention:
         return cast(self.tables[tile.sequence * self.tables.shape[1] + number], "int64")
 
     def ahead(self, at: PrimExpr, vectors: int) -> list[Stmt]:
-        """Prefetch cache lines into L2: a chunk's keys and values exceed L1 (int8 from memory, Zen
-        3: 87 to 94 us instead of 96 to 122).
+        """Emit prefetches of cache lines into L2: a chunk's keys and values exceed L1 (int8 from
+        memory, Zen 3: 87 to 94 us instead of 96 to 122).
         """
         line = CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype)
         return [Prefetch(self.cache, (at + n,), 2) for n in range(0, vectors * self.lanes, line)]
@@ -310,8 +313,8 @@ class PagedAttention:
     def ahead_of_values(
         self, tile: AttentionTile, after: Var, k: PrimExpr, row: int, column: int, vectors: int
     ) -> list[Stmt]:
-        """Prefetch the values of a page at depth step k, except lines that the softmax prefetches;
-        rows have `row` elements, columns `vectors` vectors.
+        """Emit prefetches of a page's values at depth step k, except lines that the softmax
+        prefetches; rows have `row` elements, columns `vectors` vectors.
         """
         line = CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype)
         early = max(
@@ -327,6 +330,8 @@ class PagedAttention:
         if not values:
             return self.plane_of(self.page_of(tile, number), tile.group, 1)
         head, behind = tile.head + self.together, number + self.chunk
+        # The prefetch follows the order of work: next page, then the next head, then the next
+        # token's sequence.
         is_over, is_last = behind >= tile.stop, head >= const(self.heads)
         token = self.sequences[minimum(tile.first + tile.span, self.tokens - 1)]
         sequence = Select(is_last, cast(token, "int64"), tile.sequence, "int64")
@@ -343,8 +348,8 @@ class PagedAttention:
         return Buffer("acc", (const(count),), f"float32x{self.lanes}", "register")
 
     def scored(self, tile: AttentionTile) -> Stmt:
-        """Compute the scores of all visible pages, and the per-lane maximum of each row in its
-        partial result.
+        """Emit the scores of all visible pages, and the per-lane maximum of each row in its partial
+        result.
         """
         row = Var("row")
         top = row * self.parts.size + self.parts.top
@@ -361,7 +366,7 @@ class PagedAttention:
     def _score(
         self, tile: AttentionTile, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
-        """Compute the scores of some columns of a page and prefetch the page `after` it."""
+        """Emit the scores of some columns of a page, and prefetch the page `after` it."""
         rows, page = tile.span * self.together, self.pages.page
         acc = self.acc(rows * vectors)
         ends = []
@@ -393,7 +398,7 @@ class PagedAttention:
     def score_sums(
         self, tile: AttentionTile, base: Var, after: Var, column: int, vectors: int, acc: Buffer
     ) -> Stmt:
-        """Accumulate the products of a tile of queries with some keys."""
+        """Emit the products of a tile of queries with some keys."""
         page, k = self.pages.page, Var("k")
         ahead = self.ahead_of_values(tile, after, k, page, column, vectors)
         return self.products(
@@ -424,7 +429,7 @@ class PagedAttention:
         return body()
 
     def softmax(self, tile: AttentionTile) -> Stmt:
-        """Compute scores = exp(scores - max) per row of a chunk, with max and sum in the partial
+        """Emit scores = exp(scores - max) per row of a chunk, with max and sum in the partial
         result. The ends of the chunk's values are prefetched meanwhile: memory would be idle,
         and the number of misses in flight is limited.
         """
@@ -435,6 +440,7 @@ class PagedAttention:
             CACHE_LINE_BYTES // dt.itemsize(self.cache.dtype),
         )
         rows, vectors_per_page = tile.span * self.together, self.pages.page // self.lanes
+        # Several independent exponentials in flight hide the latency of one polynomial.
         count = math.gcd(EXP_CHAINS, vectors_per_page)
         lanes = count * self.lanes
         kind = dt.with_lanes("float32", lanes)
@@ -446,6 +452,8 @@ class PagedAttention:
         shifted = Sub(BufferLoad(tile.scores, (score_index,), kind), high, kind)
         near = (row * vectors_per_page + v * count) * PREFETCHED_LINES_PER_VECTOR
         first = base + (self.plane.size - late * line)
+        # Sums stay per lane until a row ends: one horizontal reduction per row instead of one per
+        # vector.
         total = self.load(tile.part, to + layout.total)
         for n in range(count):
             some = shuffle(exponentials, exponentials, range(n * self.lanes, (n + 1) * self.lanes))
@@ -471,7 +479,7 @@ class PagedAttention:
         )
 
     def value_sums(self, tile: AttentionTile) -> Stmt:
-        """Accumulate the product of a tile's probabilities with the values."""
+        """Emit the product of a tile's probabilities with the values."""
         rows = tile.span * self.together
         return seq(*(self.mixed(tile, *block) for block in self.blocks(self.depth, rows)))
 
@@ -480,7 +488,7 @@ class PagedAttention:
         return self.load(self.cache, base + s * self.depth + column)
 
     def mixed(self, tile: AttentionTile, column: int, vectors: int) -> Stmt:
-        """Accumulate the product of a tile of rows with some columns of the values."""
+        """Emit the product of a tile's probabilities with some columns of the values."""
         rows, page = tile.span * self.together, self.pages.page
         acc = self.acc(rows * vectors)
         number, s = Var("p"), Var("s")
@@ -498,6 +506,8 @@ class PagedAttention:
             last; the next page's offset is computed early, so that it can be prefetched.
             """
             where = self.plane_of(self.page_of(tile, number), tile.group, 1)
+            # Behind the last token a page holds stale memory, possibly NaN: 0 * NaN is NaN, so
+            # these positions must not be multiplied at all.
             token_count = minimum(const(page), tile.last + 1 - number * page)
             inside = LetStmt(after, self.plane_after(tile, number, 1), serial(s, token_count, body))
             inside = LetStmt(base, where, inside)
@@ -515,7 +525,7 @@ class PagedAttention:
     # The whole.
 
     def parted(self, tile: AttentionTile) -> Stmt:
-        """Compute a chunk's partial result: scores, softmax, weighted values and their sums."""
+        """Emit a chunk's partial result: scores, softmax, weighted values and their sums."""
         return seq(
             self.scored(tile),
             self.softmax(tile),
@@ -524,11 +534,13 @@ class PagedAttention:
         )
 
     def attended(self, tile: AttentionTile, split: _Split, piece: PrimExpr, unit: PrimExpr) -> Stmt:
-        """Process all chunks of a tile and merge them or, where chunks are shared, one piece, and
-        store it.
+        """Emit all chunks of a tile and their merge or, where threads share chunks, one of them and
+        its copy to the shared buffer.
         """
         rows, chunk = tile.span * self.together, Var("chunk", "int64")
         first, stop = self.chunks(tile.begin, tile.end)
+        # A piece is one chunk where threads share the chunks; otherwise one thread runs all of
+        # them.
         low = first + Select(split.is_shared, piece, const(0, "int64"), "int64")
         high = Select(split.is_shared, minimum(low + 1, stop), stop, "int64")
         merged = Buffer("found", (const(rows * self.parts.size),))
@@ -553,7 +565,7 @@ class PagedAttention:
         return Allocate(tile.scores, Allocate(tile.part, Allocate(merged, stmt)))
 
     def gathered(self, tile: AttentionTile, split: _Split, unit: PrimExpr) -> Stmt:
-        """Merge the chunks of a tile that threads shared, in order."""
+        """Emit the merge, in order, of the chunks of a tile that threads shared."""
         rows, chunk = tile.span * self.together, Var("chunk", "int64")
         first, stop = self.chunks(tile.begin, tile.end)
         merged = Buffer("found", (const(rows * self.parts.size),))
@@ -572,15 +584,15 @@ class PagedAttention:
         return row * self.parts.size
 
     def ended(self, tile: AttentionTile, merged: Buffer) -> Stmt:
-        """Store the results of a tile's rows."""
+        """Emit the store of a tile's results."""
         row = Var("row")
         token, at = row // self.together, row % self.together
         to = ((tile.first + token) * self.heads + tile.head + at) * self.depth
         return self.parts.ended(self.output, to, row, merged, tile.span * self.together)
 
     def unit(self, unit: PrimExpr, body: Callable[[AttentionTile], Stmt]) -> Stmt:
-        """Return a body for the tile of a unit or, where its tokens belong to several sequences,
-        for one token after the other.
+        """Emit a body for the tile of a unit or, where its tokens belong to several sequences, for
+        one token after the other.
         """
         heads, i = self.heads // self.together, Var("i")
         first, head = Var("first", "int64"), Var("head", "int64")
@@ -591,6 +603,7 @@ class PagedAttention:
             is_one: PrimExpr = first + self.span < self.tokens + 1
             for n in range(1, self.span):
                 next_ = self.sequences[minimum(first + n, limit)]
+                # Only tokens of one sequence share a tile, because a tile reads one page table row.
                 is_one = logical_and(is_one, EQ(next_, self.sequences[first]))
             count = minimum(const(self.span), self.tokens - first)
             single_token = self.tile(first + i, 1, head, i * self.together, body)
@@ -600,8 +613,8 @@ class PagedAttention:
         return LetStmt(head, unit % heads * self.together, stmt)
 
     def pieces(self, tiles: PrimExpr, maxima: Buffer) -> Stmt:
-        """Compute most = the chunks of the tile that has the most, and their halves, of which a
-        short last chunk has one.
+        """Emit the maximum number of chunks of any tile, and of half chunks, of which a short last
+        chunk has one.
         """
         n, first, limit = Var("n"), Var("first", "int64"), self.tokens - 1
         positions = tuple(Var(f"place{i}", "int64") for i in range(self.span))
@@ -621,7 +634,7 @@ class PagedAttention:
         return seq(*(BufferStore(maxima, one, (const(at),)) for at in range(2)), stmt)
 
     def body(self) -> Stmt:
-        """Run tiles of tokens and heads in parallel; of few tiles, their chunks. Threads share
+        """Emit tiles of tokens and heads in parallel; of few tiles, their chunks. Threads share
         chunks by halves, as the last chunk may be short, and a chunk belongs to the thread of
         its last half.
         """
@@ -632,6 +645,7 @@ class PagedAttention:
         pieces, halves = Var("pieces", "int64"), Var("halves", "int64")
         is_shared = pieces > const(1, "int64")
         size = units * pieces * (rows * self.parts.size)
+        # No partial results are stored where each tile has its own thread.
         size = Select(is_shared, size, const(1, "int64"), "int64")
         split = _Split(pieces, is_shared, Buffer("kept", (size,)))
         unit_index, piece = Var("each", "int64"), Var("piece", "int64")
@@ -642,6 +656,8 @@ class PagedAttention:
         work = LetStmt(piece, half // halves_per_piece, IfThenElse(is_last, work))
         work = LetStmt(unit_index, index // halves, work)
         gather = self.unit(unit, lambda tile: self.gathered(tile, split, unit))
+        # A merge is a few multiply-adds per element: below this size it would not pay for waking a
+        # thread.
         grain = max(1, MIN_MERGE_ELEMENTS // (rows * self.parts.size))
         stmt: Stmt = seq(
             For(index, const(0), units * halves, ForKind.PARALLEL, work, {"grain": 1}),
@@ -652,6 +668,8 @@ class PagedAttention:
         own = Select(is_shared, maxima[const(1)], const(1, "int64"), "int64")
         stmt = LetStmt(halves, own, Allocate(split.kept, stmt))
         stmt = LetStmt(pieces, maxima[const(0)], stmt)
+        # Flash decoding: with fewer tiles than cores, threads share the chunks of a tile and merge
+        # partial results afterwards.
         is_few = units < self.cut.few
         count_pieces = self.pieces(Select(is_few, tiles, const(0, "int64"), "int64"), maxima)
         return Allocate(maxima, seq(count_pieces, stmt))
@@ -659,8 +677,8 @@ class PagedAttention:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """Whether threads share the chunks of a tile, the maximal pieces of a tile, and the buffer of
-    partial results.
+    """Whether threads share the chunks of a tile, the maximum of pieces of a tile, and the buffer
+    of partial results.
     """
 
     pieces: PrimExpr

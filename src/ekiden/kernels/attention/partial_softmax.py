@@ -63,7 +63,7 @@ class PartialSoftmax:
         return For(var, const(0), const(size // self.lanes), ForKind.SERIAL, body)
 
     def begun(self, into: Buffer, rows: int) -> Stmt:
-        """Initialise rows that have seen no key."""
+        """Emit the initialisation of rows that have seen no key."""
         row, v = Var("row"), Var("v")
         at = row * self.size
         zero, lowest = (
@@ -76,19 +76,19 @@ class PartialSoftmax:
         return For(row, const(0), const(rows), ForKind.SERIAL, row_init)
 
     def copied(self, into: Buffer, offset: PrimExpr, source: Buffer, rows: int) -> Stmt:
-        """Copy the partial results of some rows to `into` at `offset`."""
+        """Emit the copy of some rows' partial results to `into` at `offset`."""
         v = Var("v")
         loaded = self.load(source, v * self.lanes)
         return self._vectors(rows * self.size, self.store(into, offset + v * self.lanes, loaded), v)
 
     def merged(self, into: Buffer, source: Buffer, offset: PrimExpr, rows: int) -> Stmt:
-        """Merge each row with its partial result in `source` from `offset` on."""
+        """Emit the merge of each row with its partial result in `source` from `offset` on."""
         row, v = Var("row"), Var("v")
         own_scale, other_scale, top = (Var(n, self.vector) for n in ("own", "other", "top"))
         at, origin = row * self.size, offset + row * self.size
 
         def grown(where: PrimExpr | int) -> Stmt:
-            """Rescale and add a vector of both sums."""
+            """Rescale both partial sums to the common maximum and add them, a vector at a time."""
             more = Mul(self.load(source, origin + where), other_scale, self.vector)
             both = call_intrin(
                 "fma", self.load(into, at + where), own_scale, more, dtype=self.vector
@@ -103,11 +103,13 @@ class PartialSoftmax:
         first, second = (self.load(x, y + self.top) for x, y in ((into, at), (source, origin)))
         body = LetStmt(other_scale, power_at_most_one(Sub(second, top, self.vector)), body)
         body = LetStmt(own_scale, power_at_most_one(Sub(first, top, self.vector)), body)
+        # Online softmax (Milakov and Gimelshein 2018): both factors exp(max - new max) are at most
+        # 1, so that rescaling cannot overflow.
         body = LetStmt(top, Max(first, second, self.vector), body)
         return For(row, const(0), const(rows), ForKind.SERIAL, body)
 
     def ended(self, output: Buffer, to: PrimExpr, row: Var, partial: Buffer, rows: int) -> Stmt:
-        """Normalise rows and store their results, each at `to`."""
+        """Emit the division of rows by their sums, and the store of each row at `to`."""
         v, total_sum, reciprocal = Var("v"), Var("whole", "float32"), Var("share", "float32")
         at = row * self.size
         value = Mul(

@@ -72,7 +72,7 @@ class QuantizedProbabilities:
     def scaled(
         self, tile: AttentionTile, number: Var, base: Var, v: PrimExpr, body: LineBody
     ) -> Stmt:
-        """Return a body for a vector of scaled probabilities of each line."""
+        """Emit a body for a vector of scaled probabilities of each line."""
         kernel, statements = self.kernel, list[Stmt]()
         scales = [Var(f"scale{g}", kernel.real) for g in range(kernel.plane.groups)]
         for n, (row, group) in enumerate(self.lines(tile)):
@@ -88,8 +88,8 @@ class QuantizedProbabilities:
         Stmt],
         first: PrimExpr = ZERO_INDEX,
     ) -> Stmt:  # fmt: skip
-        """Return a body that is passed each line's steps per unit, after the line's maximum was
-        found; the factors of the steps are stored from `first` on.
+        """Emit each line's maximum, then a body that is passed the steps per unit; the factors of
+        the steps are stored from `first` on.
         """
         kernel, count = self.kernel, len(self.lines(tile))
         best = Buffer("best", (const(count),), kernel.whole, "register")
@@ -98,6 +98,7 @@ class QuantizedProbabilities:
         for n in reversed(range(count)):
             top = Var("top", "float32")
             factor = Mul(top, const(1 / (self.steps * kernel.value_unit), "float32"), "float32")
+            # A line of zeros must not divide by 0; the bound also keeps the reciprocal finite.
             bound = Max(top, const(MIN_MAGNITUDE * self.steps, "float32"), "float32")
             steps = Div(const(self.steps, "float32"), bound, "float32")
             stmt = LetStmt(finer[n], steps, stmt)
@@ -116,7 +117,7 @@ class QuantizedProbabilities:
         return Allocate(best, seq(*none, find(grown), stmt))
 
     def level(self, share: PrimExpr, finer: Var) -> PrimExpr:
-        """Return probabilities as integers: the last bits of an int32 each."""
+        """Quantise probabilities to integers, in the last bits of an int32 each."""
         kernel = self.kernel
         near = call_intrin(
             "fma", share, kernel.splat(finer), kernel.splat(ROUND_TO_INT_MAGIC), dtype=kernel.real
@@ -132,6 +133,8 @@ class Int16Probabilities(QuantizedProbabilities):
         self.tokens = kernel.chunk * kernel.pages.page
         row = kernel.plane.format
         max_value = int(max(row.most + row.zero, -row.least - row.zero)) if row.group else 1
+        # As many steps as int16 has, but no more than keep the int32 sum of a whole chunk from
+        # overflowing: tokens * steps * largest value < 2**31.
         self.steps = float(min((1 << 15) - 1, ((1 << 31) - 1) // (max_value * self.tokens)))
         """Of the greatest share of a chunk, so that sums of products with all values fit."""
         self.shares = Buffer("shares", (ZERO_INDEX,), "int16")
@@ -157,6 +160,8 @@ class Int16Probabilities(QuantizedProbabilities):
             for c, v in kernel.blocks(plane.group, tile.span * kernel.together)
         ]  # fmt: skip
         block_sums = [self._page_sums(tile, number, base, after, *block) for block in blocks]
+        # The integer sums of all pages of a chunk share one scale per line, so they are converted
+        # to float only once.
         body = LetStmt(after, kernel.plane_after(tile, number, 1), seq(*ahead, *block_sums))
         where = kernel.plane_of(kernel.page_of(tile, number), tile.group, 1)
         pages = serial(number, tile.end - tile.begin, LetStmt(base, where, body), tile.begin)
@@ -165,8 +170,8 @@ class Int16Probabilities(QuantizedProbabilities):
     # Shares.
 
     def _rounded(self, tile: AttentionTile) -> Stmt:
-        """Quantise by each line's maximum; sums start with the zero-point correction of
-        the values.
+        """Emit the quantisation by each line's maximum; sums start with the zero-point correction
+        of the values.
         """
         kernel, count = self.kernel, len(self.lines(tile))
         total = Buffer("total", (const(count),), kernel.whole, "register")
@@ -184,7 +189,7 @@ class Int16Probabilities(QuantizedProbabilities):
         return self.greatest(tile, lambda grown: self._each(tile, lambda _: grown), body)
 
     def _each(self, tile: AttentionTile, body: Callable[[PrimExpr], LineBody]) -> Stmt:
-        """Return a body for each vector of a chunk's probabilities, built at its token index."""
+        """Emit a body for each vector of a chunk's probabilities, built at its token index."""
         kernel, number, v, base = self.kernel, Var("p"), Var("v"), Var("base", "int64")
         at = (number - tile.begin) * kernel.pages.page + v * kernel.lanes
         stmt = self.scaled(tile, number, base, v, body(at))
@@ -204,7 +209,7 @@ class Int16Probabilities(QuantizedProbabilities):
         return LetStmt(level, value, stmt)
 
     def _begin(self, tile: AttentionTile, total: Buffer | None) -> list[Stmt]:
-        """Initialise the sums of the lines."""
+        """Emit the initial sums of the lines."""
         kernel, statements = self.kernel, list[Stmt]()
         count = kernel.plane.group // kernel.lanes
         for n in range(len(self.lines(tile))):
@@ -224,7 +229,7 @@ class Int16Probabilities(QuantizedProbabilities):
     def _page_sums(
         self, tile: AttentionTile, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
-        """Accumulate a page's contribution to columns of one scale group."""
+        """Emit a page's contribution to columns of one scale group."""
         kernel, s = self.kernel, Var("s")
         rows, page, depth = tile.span * kernel.together, kernel.pages.page, kernel.depth
         acc = Buffer("acc", (const(rows * vectors),), kernel.whole, "register")
@@ -241,6 +246,7 @@ class Int16Probabilities(QuantizedProbabilities):
                 share = kernel.word(self.shares, at)
                 accumulators = {row * vectors + v: b for v, b in enumerate(loaded)}
                 statements.append(kernel.grown(acc, accumulators, share, kernel.value_dot, True))
+        # Tokens behind the last one are left out; their words may hold anything.
         token_count = minimum(const(page), tile.last + 1 - number * page)
         loop = serial(s, (token_count + (kernel.held - 1)) // kernel.held, body(seq(*statements)))
         begin, ends = list[Stmt](), list[Stmt]()
@@ -253,7 +259,7 @@ class Int16Probabilities(QuantizedProbabilities):
         return Allocate(acc, seq(*begin, loop, *ends))
 
     def _ends(self, tile: AttentionTile) -> list[Stmt]:
-        """Convert a chunk's sums to float."""
+        """Emit the conversion of a chunk's sums to float."""
         kernel, statements = self.kernel, list[Stmt]()
         size = kernel.plane.group
         for n, (row, group) in enumerate(self.lines(tile)):
@@ -274,6 +280,7 @@ class ByteProbabilities(QuantizedProbabilities):
     def __init__(self, kernel: Int8PagedAttention) -> None:
         super().__init__(kernel)
         self.is_short = kernel.value_dot == SHORT_DOT
+        # The short dot adds two products in int16: 7-bit factors keep 2 * 127 * 127 below 2**15.
         bits = 7 if self.is_short else 8
         self.steps = float((1 << bits * kernel.share_bytes) - 1)
         self.line = kernel.pages.page
@@ -310,6 +317,8 @@ class ByteProbabilities(QuantizedProbabilities):
         blocks = kernel.blocks(kernel.depth, kernel.share_bytes * rows)
         block_sums = [self._page_sums(tile, number, base, after, *block) for block in blocks]
         behind, is_there = number + 1, number + 1 < tile.end
+        # The next page's maxima are found one page early, so that their latency overlaps with this
+        # page's products.
         next_steps = IfThenElse(is_there, self._steps(tile, behind))
         body = seq(*ahead, self._rounded(tile, number, base), next_steps, *block_sums)
         body = LetStmt(after, kernel.plane_after(tile, number, 1), body)
@@ -331,7 +340,7 @@ class ByteProbabilities(QuantizedProbabilities):
         return (number - tile.begin) * len(self.lines(tile)) + n
 
     def _steps(self, tile: AttentionTile, number: PrimExpr) -> Stmt:
-        """Compute the quantisation steps of a page's lines from their maxima."""
+        """Emit the quantisation steps of a page's lines from their maxima."""
         kernel, page, base, v = self.kernel, Var("page", "int64"), Var("base", "int64"), Var("v")
 
         def store_steps(finer: list[Var]) -> Stmt:
@@ -349,7 +358,7 @@ class ByteProbabilities(QuantizedProbabilities):
         return LetStmt(page, cast(number, "int64"), LetStmt(base, where, stmt))
 
     def _rounded(self, tile: AttentionTile, number: Var, base: Var) -> Stmt:
-        """Quantise a page's probabilities to bytes, and compute the sums' start values."""
+        """Emit the quantisation of a page's probabilities to bytes, and the sums' start values."""
         kernel, v, count = self.kernel, Var("v"), len(self.lines(tile))
         total = Buffer("total", (const(count),), kernel.whole, "register")
         finer = [Var(f"finer{n}", "float32") for n in range(count)]
@@ -393,7 +402,7 @@ class ByteProbabilities(QuantizedProbabilities):
     def _page_sums(
         self, tile: AttentionTile, number: Var, base: Var, after: Var, column: int, vectors: int
     ) -> Stmt:
-        """Accumulate a page's contribution to some columns."""
+        """Emit a page's contribution to some columns."""
         kernel, s, run = self.kernel, Var("s"), Var("run")
         rows, page, depth = tile.span * kernel.together, kernel.pages.page, kernel.depth
         plane, count = kernel.plane, kernel.share_bytes * rows
@@ -435,8 +444,8 @@ class ByteProbabilities(QuantizedProbabilities):
         self, acc: Buffer, sums: Buffer, n: int, line: int, vectors: int, to: int, run: Var,
         factor: PrimExpr,
     ) -> Stmt:  # fmt: skip
-        """Add a vector of integer sums to the floats at `to`; the first run of a page adds its
-        start value.
+        """Emit the addition of a vector of integer sums to the floats at `to`; the first run of a
+        page adds its start value.
         """
         kernel = self.kernel
         row, v = divmod(n, vectors)

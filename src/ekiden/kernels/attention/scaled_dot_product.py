@@ -136,8 +136,8 @@ DEFAULT_TILING = AttentionTiling()
 
 
 class Attention:
-    """The builder of an attention. `inputs` are query, key, value and an optional bias [1 or batch,
-    1 or heads, 1 or queries, 1 or keys].
+    """A builder of the statements of an attention kernel. `inputs` are query, key, value and an
+    optional bias [1 or batch, 1 or heads, 1 or queries, 1 or keys].
     """
 
     def __init__(
@@ -202,10 +202,12 @@ class Attention:
         )
 
     def pack_keys(self, base: PrimExpr, kind: ForKind) -> Stmt:
-        """Pack keys[c * depth + d * panel width + i] = k[c + i, d] for the panel that begins at key
-        c, with zeros beyond the last key.
+        """Emit the packing keys[c * depth + d * panel width + i] = k[c + i, d] of the panel that
+        begins at key c, with zeros beyond the last key.
         """
         full_panels, narrow = self.split()
+        # Row-major keys must be transposed for the panel; keys with contiguous positions are copied
+        # by vectors.
         in_rows = is_const(self.k.strides["d"], 1) and not is_const(self.k.strides["s"], 1)
 
         def panels(count: PrimExpr, first: PrimExpr, vectors: int) -> Stmt:
@@ -224,7 +226,7 @@ class Attention:
         return seq(panels(full_panels, const(0), self.wide), panels(narrow, first_narrow, 1))
 
     def _transpose_panel(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
-        """Transpose a full panel of row-major keys, in square register tiles."""
+        """Emit the transposition of a full panel of row-major keys, in square register tiles."""
         width, steps = vectors * self.lanes, self.k.strides
         blocks, block, vector_index = (
             simplify(self.depth // self.lanes),
@@ -256,7 +258,7 @@ class Attention:
         )  # fmt: skip
 
     def _copy_panel(self, base: PrimExpr, key: PrimExpr, vectors: int) -> Stmt:
-        """Copy a panel, one depth step at a time."""
+        """Emit the copy of a panel, one depth step at a time."""
         d, steps = Var("d"), self.k.strides
         moves = []
         for v in range(vectors):
@@ -274,7 +276,7 @@ class Attention:
         return is_whole and self.cut.values == "direct"
 
     def pack_values(self, base: PrimExpr, kind: ForKind) -> Stmt:
-        """Pack values[t * columns + i] = v[t, i], with zeros after the last column."""
+        """Emit the packing values[t * columns + i] = v[t, i], with zeros after the last column."""
         t, steps = Var("t"), self.v.strides
         moves = []
         for first in range(0, self.columns, self.lanes):
@@ -327,11 +329,12 @@ class Attention:
         return value if mask is None else if_then_else(mask, value, self.splat(0.0))
 
     def scored(self, b: PrimExpr, h: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
-        """Compute the scores of a tile of rows, as far as its last row sees keys."""
+        """Emit the scores of a tile of rows, as far as its last row sees keys."""
         full_panels, narrow = self.split()
         if self.heads.causal:
             vectors = (self.seen(first + (rows - 1)) + (self.lanes - 1)) // self.lanes
             visible_panels = minimum((vectors + (self.wide - 1)) // self.wide, full_panels)
+            # Under a causal mask, panels behind the tile's last row are not computed at all.
             narrow = maximum(minimum(vectors - visible_panels * self.wide, narrow), const(0))
         else:
             visible_panels = full_panels
@@ -351,6 +354,8 @@ class Attention:
         base = b * steps["b"] + h * steps["h"]
         starts = [base + (first + i) * steps["s"] for i in range(rows)]
         loops = [KLoop(self.depth, steps["d"], const(vectors * self.lanes))]
+        # Only the last narrow panel can hold padding keys, whose scores must be -inf; all others
+        # need no mask.
         is_last = vectors == 1 and not is_const(simplify(self.keys % self.lanes), 0)
 
         def keep(i: PrimExpr, column: PrimExpr, value: PrimExpr, _: PrimExpr | None) -> Stmt:
@@ -378,7 +383,7 @@ class Attention:
         return ahead
 
     def softmax(self, first: PrimExpr, rows: int) -> Stmt:
-        """Compute scores = exp(scores - max) per row of a tile, and totals = 1 / their sum."""
+        """Emit scores = exp(scores - max) per row of a tile, and totals = 1 / their sum."""
         row, i, j = Var("row"), Var("i"), Var("j")
         vector, zero = dt.with_lanes("float32", self.lanes), const(0)
         best, total = (Buffer(n, (const(1),), vector, "register") for n in ("best", "total"))
@@ -410,6 +415,8 @@ class Attention:
             For(j, zero, count, ForKind.SERIAL, keep),
             weigh,
         ))  # fmt: skip
+        # Two passes over scores that are in L1: the maximum first, then exponentials and their sum.
+        # Rescaling on the fly would cost a multiplication per element.
         passes = Allocate(best, seq(
             BufferStore(best, self.splat(-math.inf), (zero,)),
             highest,
@@ -418,7 +425,7 @@ class Attention:
         return For(row, zero, const(rows), ForKind.SERIAL, passes)
 
     def mixed(self, b: PrimExpr, h: PrimExpr, base: PrimExpr, first: PrimExpr, rows: int) -> Stmt:
-        """Compute the product of a tile of rows with the values."""
+        """Emit the product of a tile's probabilities with the values."""
         direct = self.reads_values()
         source = self.v.buffer if direct else self.values
         step = self.v.strides["s"] if direct else const(self.columns)
@@ -434,6 +441,8 @@ class Attention:
             def keep(i: PrimExpr, at: PrimExpr, value: PrimExpr, mask: PrimExpr | None,
                      column: int = column) -> Stmt:  # fmt: skip
                 """Scale a vector by the reciprocal of its row's sum, and store it in the result."""
+                # The division by the sum is postponed to the result: one multiplication per output
+                # element instead of one per score.
                 share = Mul(value, self.splat(self.totals[i]), value.dtype)
                 offset = origin + (first + i) * out["s"] + (at + column) * out["d"]
                 index = ramp(simplify(offset), out["d"], self.lanes)
@@ -451,7 +460,7 @@ class Attention:
     # The whole.
 
     def head(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Process one head: copies, then tiles of rows."""
+        """Emit one head: copies, then tiles of rows."""
         heads, groups = self.q.dims["h"], self.k.dims["h"]
         b, h = Var("b"), Var("h")
         shared = h if heads is groups else simplify(h // simplify(heads // groups))
@@ -464,6 +473,7 @@ class Attention:
                 self.softmax(first, count),
                 self.mixed(b, h, v_base, first, count),
             )
+            # Allocated within the tile: each thread has its own scores.
             return Allocate(self.scores, Allocate(self.totals, steps))
 
         tiles = balanced_rows(self.queries, self.limit, rows, kind)
@@ -476,7 +486,7 @@ class Attention:
         return LetStmt(b, image // heads, LetStmt(h, image % heads, stmt))
 
     def body(self) -> Stmt:
-        """Run heads in parallel, or the rows of each."""
+        """Emit heads in parallel, or the rows of each."""
         images = simplify(self.q.dims["b"] * self.q.dims["h"])
         outer, inner = ForKind.PARALLEL, ForKind.SERIAL
         if self.cut.split == "rows":
@@ -537,6 +547,7 @@ class AttentionSizes:
         """Return the cycles of the products of one query, on panels of that many vectors."""
         rows, lanes = self.rows(vectors), self.target.lanes("float32")
         if self.queries:
+            # Tiles are balanced, so the rows of an average tile count, not their limit.
             rows = -(-self.queries // -(-self.queries // rows))
         keys, depth = self.keys or ASSUMED_KEYS, self.depth or ASSUMED_KEYS
         full_panels = keys // (vectors * lanes)

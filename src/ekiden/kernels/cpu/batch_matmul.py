@@ -167,7 +167,7 @@ class _MatmulKernel:
         return full_panels, simplify((tail_columns + (self.lanes - 1)) // self.lanes)
 
     def pack(self, packed: Buffer, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Pack packed[c * K + k * width + i] = b[k, c + i] for the panel that begins at
+        """Emit the packing packed[c * K + k * width + i] = b[k, c + i] of the panel that begins at
         column c.
         """
         full_panels, narrow = self.split()
@@ -185,8 +185,8 @@ class _MatmulKernel:
     def pack_panel(
         self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr, vectors: int
     ) -> Stmt:
-        """Pack packed[base + k * width + i] = b[k, column + i] for one panel, with zeros beyond the
-        matrix.
+        """Emit the packing packed[base + k * width + i] = b[k, column + i] of one panel, with zeros
+        beyond the matrix.
         """
         if self.transpose_b and vectors == self.wide:
             return self._pack_transposed(packed, base, image, column)
@@ -212,8 +212,8 @@ class _MatmulKernel:
     def _pack_transposed(
         self, packed: Buffer, base: PrimExpr, image: PrimExpr, column: PrimExpr
     ) -> Stmt:
-        """Pack a full panel of a transposed matrix, one cache line of each column after the other:
-        a gather costs several times as many loads.
+        """Emit the packing of a full panel of a transposed matrix, one cache line of each column
+        after the other: a gather costs several times as many loads.
         """
         block, i, tail_k, tail_column = (Var(n) for n in ("block", "i", "left", "rest"))
         width = self.wide * self.lanes
@@ -265,9 +265,10 @@ class _MatmulKernel:
         ahead: PrefetchStep | None = None,
         unroll: int = 1,
     ) -> Stmt:
-        """Return a tile of rows on one panel. `source` is the packed copy, whose batch stride is 0,
+        """Emit a tile of rows on one panel. `source` is the packed copy, whose batch stride is 0,
         or the matrix itself.
         """
+        # Only a packed narrow panel has padding columns beyond the matrix.
         masked = vectors == 1 and source.buffer is not self.b.buffer
         shape = Tile(rows, vectors, self.lanes, vectors * self.lanes, self.dtype)
 
@@ -321,14 +322,14 @@ class _MatmulKernel:
         return body
 
     def row_tiles(self, limit: int, body: Callable[[int, PrimExpr], Stmt], kind: ForKind) -> Stmt:
-        """Return all rows in tiles of at most `limit`; balanced where the rows are known."""
+        """Emit all rows in tiles of at most `limit`; balanced where the rows are known."""
         if isinstance(self.rows, IntImm):
             return balanced_rows(self.rows, limit, body, kind)
         sizes = [limit, *(size for size in SMALLER_TILE_ROWS if size < limit)]
         return stepped_rows(self.rows, sizes, body, kind)
 
     def product(self, source: MatrixOperand, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Return all tiles of one matrix."""
+        """Emit all tiles of one matrix."""
         full_panels, narrow = self.split()
         loops = []
         for count, begin, vectors in (
@@ -344,7 +345,7 @@ class _MatmulKernel:
         return seq(*loops)
 
     def one(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Return one matrix of the batch: pack, multiply."""
+        """Emit one matrix of the batch: pack, multiply."""
         how = self.decision["how"]
         if how in ("streamed", "dots"):
             return self.of_few_rows(image, kind)
@@ -352,6 +353,7 @@ class _MatmulKernel:
             return self.direct(image, kind)
         if how == "panels":
             return self.by_panels(image, kind)
+        # The last panel is padded with zeros to whole vectors, so that tiles load without masks.
         size = simplify(self.k * ((self.columns + (self.lanes - 1)) // self.lanes * self.lanes))
         packed = Buffer("packed", (size,), self.dtype)
         source = MatrixOperand(packed, const(0), self.k, const(0))
@@ -360,7 +362,7 @@ class _MatmulKernel:
         )
 
     def by_panels(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Pack each panel, then multiply all rows by it."""
+        """Emit, for each panel, its packing and the product of all rows with it."""
         full_panels, narrow = self.split()
         width = self.wide * self.lanes
         return seq(
@@ -377,7 +379,7 @@ class _MatmulKernel:
     def panel_run(
         self, image: PrimExpr, count: PrimExpr, begin: PrimExpr, vectors: int, kind: ForKind
     ) -> Stmt:
-        """Return `count` panels from column `begin`."""
+        """Emit `count` panels from column `begin`."""
         panel, width = Var("p"), vectors * self.lanes
         column = simplify(begin + panel * width)
         packed = Buffer("packed", (simplify(self.k * width),), self.dtype)
@@ -388,7 +390,7 @@ class _MatmulKernel:
         return For(panel, const(0), count, kind, Allocate(packed, body), {"grain": 1})
 
     def copied_panel(self, packed: Buffer, image: PrimExpr, column: PrimExpr, vectors: int) -> Stmt:
-        """Pack a panel, then multiply all rows by it."""
+        """Emit the packing of a panel, then the product of all rows with it."""
         source = MatrixOperand(packed, const(0), const(0), const(0))
         ahead, unroll = self.near(packed) if vectors == self.wide else (None, 1)
 
@@ -399,8 +401,8 @@ class _MatmulKernel:
         return seq(packing, self.row_tiles(self.limit(vectors), body, ForKind.SERIAL))
 
     def read_panel(self, packed: Buffer, image: PrimExpr, column: PrimExpr) -> Stmt:
-        """Let a panel's first row tile read the matrix in place and pack it for the others: memory
-        latency hides behind multiplying.
+        """Emit a panel whose first row tile reads the matrix in place and packs it for the others:
+        memory latency hides behind multiplying.
         """
         source = MatrixOperand(packed, const(0), const(0), const(0))
         width = self.wide * self.lanes
@@ -422,12 +424,14 @@ class _MatmulKernel:
             """Read and pack in the first row tile; read the panel in all others."""
             early = self.tile(self.b, image, first, rows, column, self.wide, copy)
             later = self.tile(source, image, first, rows, column, self.wide, ahead, unroll)
+            # Only the first row tile packs, so the panel is complete before another one reads it:
+            # rows of a panel run on one thread.
             return IfThenElse(first.equal(0), early, later)
 
         return self.row_tiles(self.limit(self.wide), body, ForKind.SERIAL)
 
     def of_few_rows(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Stream the matrix line by line for few rows."""
+        """Emit a product of few rows that streams the matrix line by line."""
         assert isinstance(self.rows, IntImm)
 
         def store(row: int, column: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
@@ -443,7 +447,7 @@ class _MatmulKernel:
         return skinny_product(shape, self.a.buffer, self.b.buffer, store, self.target, kind)
 
     def direct(self, image: PrimExpr, kind: ForKind) -> Stmt:
-        """Multiply by the matrix in place; its columns are whole vectors."""
+        """Emit the product with the matrix in place; its columns are whole vectors."""
         assert isinstance(self.columns, IntImm)
         column_blocks, begin = [], 0
         while begin < self.columns.value:
@@ -455,7 +459,7 @@ class _MatmulKernel:
         return seq(*column_blocks)
 
     def body(self) -> Stmt:
-        """Run the batch in parallel; a single matrix by rows in parallel."""
+        """Emit the batch in parallel; a single matrix by rows in parallel."""
         if isinstance(self.batch, IntImm) and self.batch.value == 1:
             return self.one(const(0), ForKind.PARALLEL)
         image = Var("image")

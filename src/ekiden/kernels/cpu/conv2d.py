@@ -140,6 +140,8 @@ class ConvKernel:
             begin, count = taps.get(axis, (const(0), const(tap_count)))
             return KLoop(count, data, weights, begin)
 
+        # A block of k is a range of the fused loop over taps and channels, so it needs no loops
+        # over taps.
         if self.blocks > 1:
             block_extent = const(self.decision.number("k_block"))
             return [KLoop(block_extent, const(self.word), const(self.width * self.word))]
@@ -198,10 +200,11 @@ class ConvKernel:
         number: PrimExpr | None = None,
         taps: TapRanges = ALL_TAPS,
     ) -> Stmt:
-        """Return a tile of pixels: `a_rows` are their data offsets, `out` is the index of the
-        first; `number` is the tile's index within the panel, if the next tile has the same
-        panel.
+        """Emit a tile of pixels: `a_rows` are their data offsets, `out` is the index of the first;
+        `number` is the tile's index within the panel, if it is known.
         """
+        # A last panel of few columns takes narrower vectors instead of computing lanes that are not
+        # stored.
         lanes = self.lanes if self.word > 1 else fitting_lanes(panel.valid, self.target)
         shape = Tile(rows, -(-panel.valid // lanes), lanes, panel.valid, self.anchor.dtype)
 
@@ -247,7 +250,7 @@ class ConvKernel:
         out: PrimExpr,
         panel: Panel,
     ) -> Stmt:
-        """Return a tile of `pixel_count` pixels, whose data begin at an offset with stride `step`,
+        """Emit a tile of `pixel_count` pixels, whose data begin at an offset with stride `step`,
         with sums in matrix registers.
         """
 
@@ -288,12 +291,14 @@ class ConvKernel:
     def flat_tile(
         self, rows: int, first: PrimExpr, panel: Panel, number: PrimExpr | None = None
     ) -> Stmt:
-        """Return a tile of output pixels from index `first`, across line ends."""
+        """Emit a tile of output pixels from index `first`, across line ends."""
         pixel = self.geometry.data[3]
 
         def indices(i: PrimExpr) -> list[PrimExpr]:
             return self.pixel(first + i)
 
+        # Output pixels are input pixels in order: rows of the tile are one stride apart, even
+        # across line ends.
         if self.geometry.is_pointwise:
             a_rows = [first * pixel + panel.channel + pixel * i for i in range(rows)]
             return self.tile(rows, indices, a_rows, first, panel, number)
@@ -329,7 +334,7 @@ class ConvKernel:
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_limit))
 
     def flat_tiles(self, panel: Panel, kind: ForKind) -> Stmt:
-        """Return all output pixels as one run (pointwise)."""
+        """Emit all output pixels as one run (pointwise)."""
         n, height, width, _ = self.geometry.out
         total, number = simplify(n * height * width), Var("t")
         if self.in_matrices:
@@ -345,7 +350,7 @@ class ConvKernel:
     def flat_matrices(
         self, total: PrimExpr, kind: ForKind, panel: Panel, around: Callable[[Stmt], Stmt]
     ) -> Stmt:
-        """Return all output pixels as one run (pointwise), with sums in matrix registers; `around`
+        """Emit all output pixels as one run (pointwise), with sums in matrix registers; `around`
         wraps each tile.
         """
         pixel = self.geometry.data[3]
@@ -374,7 +379,7 @@ class ConvKernel:
         return n, y, (image * padded_height + y * self.geometry.strides[0]) * row
 
     def line_tiles(self, panel: Panel, n: PrimExpr, y: PrimExpr, offset: PrimExpr) -> Stmt:
-        """Return one line of output pixels, whose first tap is at an offset of the source."""
+        """Emit one line of output pixels, whose first tap is at an offset of the source."""
         _, height, width, _ = self.geometry.out
         sx = self.geometry.strides[1]
         pixel = self.geometry.data[3]
@@ -402,6 +407,8 @@ class ConvKernel:
             """
             base, step = start + first * (pixel * sx), simplify(pixel * sx)
             a_rows = [base + step * i for i in range(rows)]
+            # Taps that lie in the padding for all pixels of the tile are left out instead of
+            # multiplied by zeros.
             own, across = self.taps_inside({PIXEL_AXIS: (first, first + (rows - 1))}, rows)
             number, all_taps = line * width + first, {**taps, **across}
             tile = self.tile(
@@ -412,7 +419,7 @@ class ConvKernel:
         return bound(lets, balanced_rows(width, self.pixel_rows(panel), body))
 
     def panel_region(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
-        """Return all pixels of some panels: threads share the panels, the lines, or with few lines
+        """Emit all pixels of some panels: threads share the panels, the lines, or with few lines
         the panels of each.
         """
         _, height, _, _ = self.geometry.out
@@ -444,7 +451,7 @@ class ConvKernel:
         return For(line, const(0), lines, ForKind.PARALLEL, row, {"grain": 1})
 
     def each_panel(self, panels: int, index: Var, inside: Callable[[PrimExpr], Stmt]) -> Stmt:
-        """Run all panels in parallel; with blocks of k runs of panels, block by block."""
+        """Emit all panels in parallel; with blocks of k runs of panels, block by block."""
         if self.blocks == 1:
             body = inside(index)
             return For(index, const(0), const(panels), ForKind.PARALLEL, body, {"grain": 1})
@@ -469,7 +476,7 @@ class ConvKernel:
         )
 
     def flat_with_panels(self, panels: int, make: Callable[[PrimExpr], Panel]) -> Stmt:
-        """Return tiles of pixels outside, panels inside."""
+        """Emit tiles of pixels outside, panels inside."""
         n, height, width, _ = self.geometry.out
         total, index = simplify(n * height * width), Var("p")
         panel = make(index)
@@ -512,6 +519,8 @@ class ConvKernel:
             of earlier parts.
             """
             group, within = index // panels, index % panels + first
+            # Constant for the common case: the quotient and remainder of a group would stay in the
+            # loop.
             if groups == 1:
                 group, within = const(0), index + first
             offset = simplify((group * per_group + within) * size)
@@ -521,7 +530,7 @@ class ConvKernel:
         return panels * groups, make
 
     def banded(self) -> Stmt:
-        """Return all lines, each band from a padded copy of its input."""
+        """Emit all lines, each band from a padded copy of its input."""
         bands = Bands(self.data, self.geometry, band_lines(self.geometry, self.target), self.lanes)
         self.source, self.slice = bands.source, bands.slice
 
@@ -544,7 +553,7 @@ class ConvKernel:
         return bands.loop(line)
 
     def body(self) -> Stmt:
-        """Return the kernel: padded copies, or widened bytes, if needed, and all tiles."""
+        """Emit padded copies, or widened bytes, if needed, and all tiles."""
         panel_parts = self.parts()
         if (pairs := widened_buffer(self.data, self.decision)) is not None:
             size = product(list(self.data.shape))
@@ -557,6 +566,8 @@ class ConvKernel:
         shares_panels = self.has_few_lines() or any(
             self.by_panels(count) for count, _ in panel_parts
         )
+        # Bands keep the padded lines in L2; the full padded copy below is for tiles that cross
+        # lines or threads that share panels.
         if not self.is_flat() and not shares_panels:
             return self.banded()
         height, width = self.geometry.padded()

@@ -75,7 +75,9 @@ class _Phase:
 
 
 class _PhasedOutput:
-    """The results of a transposed convolution by phase."""
+    """The results of a transposed convolution by phase (output position modulo stride); each phase
+    is a convolution without strides.
+    """
 
     def __init__(self, anchor: te.Tensor) -> None:
         self.anchor, self.axes = anchor, phases_of(anchor)
@@ -138,7 +140,7 @@ class _PhasePanel(Panel):
 
 
 class _Transposed(ConvKernel):
-    """The builder of one transposed convolution kernel."""
+    """A builder of one transposed convolution kernel."""
 
     def find_geometry(self) -> Geometry:
         """Return the geometry of the convolutions of all phases."""

@@ -111,7 +111,7 @@ class _DefaultKernel:
     # Stages.
 
     def stage(self, tensor: Tensor) -> Stmt:
-        """Return the loops of one output of a computation."""
+        """Emit the loops of one output of a computation."""
         op = tensor.op
         assert isinstance(op, ComputeOp)
         axes, values = self.axes(tensor)
@@ -132,7 +132,7 @@ class _DefaultKernel:
         body: Reduce,
         values: dict[Var, PrimExpr],
     ) -> Stmt:
-        """Return the loops of a reduction, with axes fused where possible."""
+        """Emit the loops of a reduction, with axes fused where possible."""
         reduced = self._reduced_axes(body, values)
         source = self.loads(body.source, values)
         axes, step = fuse(axes, Accesses([index], [source]), self.analyzer)
@@ -154,7 +154,7 @@ class _DefaultKernel:
         return reduced
 
     def row_stages(self) -> list[Stmt]:
-        """Return the stages of one row, in order; a stage whose first reader is a reduction is
+        """Emit the stages of one row, in order; a stage whose first reader is a reduction is
         computed within it.
         """
         statements: list[Stmt] = []
@@ -188,7 +188,9 @@ class _DefaultKernel:
         return in_order and prove_equal(op.reduce_axis[0].extent, tensor.shape[-1])
 
     def _streamed(self, tensor: Tensor, reader: Tensor) -> Stmt | None:
-        """Store and reduce `tensor` in one loop; None where vectors do not run along the row."""
+        """Emit one loop that stores and reduces `tensor`; return None where vectors do not run
+        along the row.
+        """
         op, producer_op = reader.op, tensor.op
         assert isinstance(op, ComputeOp)
         assert isinstance(producer_op, ComputeOp)
@@ -220,10 +222,12 @@ class _DefaultKernel:
             stream,
         )
         single = all(is_const(a.extent, 1) for a in axes)
+        # Only a row with one result can be streamed: with more, the intermediate would be computed
+        # again for each.
         return nest.build(False) if single and nest.along_reduced() else None
 
     def combination(self, group: Sequence[Tensor], body: Reduce) -> Stmt:
-        """Return the loops of all outputs of a reduction with a user-defined reducer."""
+        """Emit the loops of all outputs of a reduction with a user-defined reducer."""
         op = group[0].op
         assert isinstance(op, ComputeOp)
         axes, values = self.axes(group[0])
@@ -235,12 +239,13 @@ class _DefaultKernel:
     # Groups.
 
     def rows_body(self, shared: int) -> Stmt:
-        """Return all stages per iteration of the leading `shared` axes."""
+        """Emit all stages per iteration of the leading `shared` axes."""
         first = self.stages[-1]
         names = first.op.axis[:shared] if isinstance(first.op, ComputeOp) else ()
         self.prefix = [Axis(Var(a.var.name), a.extent) for a in names]
         for axis in self.prefix:
             self.analyzer.bind(axis.var, 0, axis.extent)
+        # Before the row buffers: an intermediate that lives in an output needs none.
         self._share_outputs()
         inside = [t for t in self.stages if t not in self.map.buffers]
         self.rows.update(inside)
@@ -250,6 +255,8 @@ class _DefaultKernel:
             self.analyzer.bind(self.row, 0, rows)
         buffers = [self._row_buffer(t, shared, rows) for t in inside]
         axes, step = self._fused_prefix()
+        # Threads pay only from a certain amount of work per row; the estimate counts expensive
+        # functions as several elements.
         work = sum(estimate(t.shape[shared:]) * cost(_bodies(t)) for t in self.stages)
         work += estimate(self._reduced())
         stages = [substitute_statement(s, step) for s in self.row_stages()]
@@ -324,7 +331,7 @@ class _DefaultKernel:
         return buffer
 
     def sequential_body(self) -> Stmt:
-        """Return the stages one after the other, with full intermediates."""
+        """Emit the stages one after the other, with full intermediates."""
         statements: list[Stmt] = []
         buffers: list[Buffer] = []
         for group in whole_operations(self.stages):
@@ -430,6 +437,8 @@ def shared_axes(stages: Sequence[Tensor]) -> int:
         # a plane of a stored stage at a time: what picks its elements is found once for all rows
         planes = min(max(t.ndim - 2, 0) for t in stages)
         return min(limit, planes) if any(map(is_stored, stages)) else 0
+    # Axes are shared only if no stage reads another one at other indices of them: then a row is
+    # independent of all other rows.
     return (
         limit
         if all(map(reduces_contiguous, reductions))

@@ -96,7 +96,7 @@ class DepthwiseKernel:
         loops: list[KLoop],
         store: Callable[[int, PrimExpr], Stmt],
     ) -> Stmt:
-        """Return a tile of `pixels` pixels from data offset `base` and weight offset `weights`;
+        """Emit a tile of `pixels` pixels from data offset `base` and weight offset `weights`;
         `store` stores the result of one.
         """
         sx = self.geometry.strides[1]
@@ -130,7 +130,7 @@ class DepthwiseKernel:
     def line(
         self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
-        """Return one line of output pixels for one vector of channels; `start` is the first tap's
+        """Emit one line of output pixels for one vector of channels; `start` is the first tap's
         offset.
         """
         _, height, width, _ = self.geometry.out
@@ -152,7 +152,7 @@ class DepthwiseKernel:
         return balanced_rows(width, self.pixels, body)
 
     def vectors(self, n: PrimExpr, y: PrimExpr, start: PrimExpr) -> Stmt:
-        """Return one line of output pixels: full vectors of channels, then the tail."""
+        """Emit one line of output pixels: full vectors of channels, then the tail."""
         full_vectors, tail_channels = divmod(self.channels, self.lanes)
         vector = Var("v")
         loops: list[Stmt] = []
@@ -165,7 +165,7 @@ class DepthwiseKernel:
         return seq(*loops)
 
     def body(self) -> Stmt:
-        """Return all lines in parallel, padded ones in bands."""
+        """Emit all lines in parallel, padded ones in bands."""
         if self.geometry.is_padded:
             lines = band_lines(self.geometry, self.target)
             bands = Bands(self.data, self.geometry, lines, self.lanes)

@@ -147,7 +147,7 @@ class InPlaceDepthwise(DepthwiseKernel):
         return bound(lets, inside)
 
     def groups(self, body: Callable[[PrimExpr, Sequence[PrimExpr | None]], Stmt]) -> Stmt:
-        """Return `body(first channel, masks)` for groups of channel vectors, then the tail."""
+        """Emit `body(first channel, masks)` for groups of channel vectors, then the tail."""
         group = Var("group")
         full_groups, tail_channels = divmod(self.channels, self.wide * self.lanes)
         loops: list[Stmt] = []
@@ -163,7 +163,7 @@ class InPlaceDepthwise(DepthwiseKernel):
         return seq(*loops)
 
     def bands(self, n: PrimExpr, height: PrimExpr) -> Stmt:
-        """Return bands of lines in parallel, with each group of channels copied for all lines of a
+        """Emit bands of lines in parallel, with each group of channels copied for all lines of a
         band.
         """
         (sy, _), top = self.geometry.strides, self.geometry.padding[0]
@@ -171,6 +171,8 @@ class InPlaceDepthwise(DepthwiseKernel):
         per_image = simplify((height + (self.near - 1)) // self.near)
         band, line = Var("band"), Var("line")
         image, y, count, low, high = (Var(v) for v in ("image", "y0", "count", "low", "high"))
+        # A band holds the lines that its results read, for one group of channels: half of L1 at
+        # most.
         shape = (const((self.near - 1) * sy + reach), const(self.across.size), const(self.pitch))
         self.source = Buffer("near", shape, "float32")
 
@@ -202,7 +204,7 @@ class InPlaceDepthwise(DepthwiseKernel):
     def copied(
         self, first: PrimExpr, rows: PrimExpr, channel: PrimExpr, masks: Sequence[PrimExpr | None]
     ) -> Stmt:
-        """Copy the channels of a group, whole data lines pixel by pixel."""
+        """Emit the copy of a group's channels, whole data lines pixel by pixel."""
         pixel, size = Var("pixel"), self.across.size
         moves = [
             BufferStore(
@@ -224,7 +226,7 @@ class InPlaceDepthwise(DepthwiseKernel):
         channel: PrimExpr,
         masks: Sequence[PrimExpr | None],
     ) -> Stmt:
-        """Return the tiles of a line for some vectors of channels; end tiles are specialised."""
+        """Emit the tiles of a line for some vectors of channels; end tiles are specialised."""
         width, kw = self.across.width, self.across.kernel
         weights = first * (kw * self.channels) + channel
         """`start` is where the taps of the first pixel begin, of the first of these channels."""
@@ -274,7 +276,7 @@ class InPlaceDepthwise(DepthwiseKernel):
         masks: Sequence[PrimExpr | None],
         inside: list[list[int]] | None,
     ) -> tuple[Buffer, Stmt]:
-        """Accumulate pixels and vectors over all taps that read data."""
+        """Emit the sums of pixels and vectors over all taps that read data."""
         wide, across = len(masks), self.across
         kind = dt.with_lanes("float32", self.lanes)
         acc = Buffer("acc", (const(pixels * wide),), kind, "register")
@@ -304,6 +306,8 @@ class InPlaceDepthwise(DepthwiseKernel):
             tap_body = of_tap(tap, range(pixels))
             taps: Stmt = For(tap, const(0), const(across.kernel), ForKind.SERIAL, tap_body)
         else:
+            # Border tiles are unrolled per tap: which pixels have the tap is known, so no zero is
+            # ever multiplied.
             taps = seq(*(of_tap(const(t), those) for t, those in enumerate(inside) if those))
         zero = broadcast(const(0.0, "float32"), self.lanes)
         clear = [BufferStore(acc, zero, (const(i),)) for i in range(pixels * wide)]

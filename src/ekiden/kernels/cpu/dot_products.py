@@ -92,7 +92,7 @@ class _ColumnVector:
         return stmt
 
     def some(self, group: PrimExpr) -> Stmt:
-        """Compute the sums of some columns; those behind the last repeat the last one."""
+        """Emit the sums of some columns; those behind the last repeat the last one."""
         shape, lanes = self.shape, self.lanes
         count = len(shape.rows) * self.streams
         zero = broadcast(const(0.0, shape.dtype), lanes)
@@ -149,7 +149,7 @@ def _is(value: PrimExpr, number: int) -> bool:
 def dot_products(
     shape: DotProductShape, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
 ) -> Stmt:
-    """Return the product; its vectors of columns are a loop of the given kind."""
+    """Emit the product; its vectors of columns are a loop of the given kind."""
     columns, number = _ColumnVector(shape, a, b, target), Var("columns")
     lanes = columns.lanes
     count = simplify((shape.columns + (lanes - 1)) // lanes)

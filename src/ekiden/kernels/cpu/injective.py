@@ -153,7 +153,7 @@ class _InjectiveNest:
         )
 
     def build(self, top: bool) -> Stmt:
-        """Return the loops; with parallel ones at the top of a function."""
+        """Emit the loops; with parallel ones at the top of a function."""
         if not self.axes:
             return self.store()
         if (interleaving := self.interleaved_load()) is not None:
@@ -161,6 +161,8 @@ class _InjectiveNest:
         if (channel_bytes := self.channel_bytes()) is not None:
             return self.joined(channel_bytes, top)
         inner = self.vector_axis()
+        # A load that strides along the vector axis and is contiguous along another one is a
+        # transposition.
         walked = self.strided_axis(inner)
         if walked is not None:
             return self.transposed(inner, walked, top)
@@ -169,6 +171,8 @@ class _InjectiveNest:
             weight = cost([self.value])
             return flat_parallel(inner, self.lanes, weight, lambda at: self.store({inner.var: at}))
         last = self.axes[-1]
+        # The last axis is too short for vectors: it becomes the serial loop within each vector of
+        # the axis before.
         if inner is not last:
             body = vectorized(inner, self.lanes, serial([last], self.store()))
             outer = [a for a in outer if a is not last]
@@ -183,7 +187,7 @@ class _InjectiveNest:
         return parallel_outer(outer, work, body) if top else serial(outer, body)
 
     def _all_rows(self, inner: Axis, row: Axis) -> Stmt:
-        """Walk every vector of columns down all rows."""
+        """Emit each vector of columns down all rows."""
         weight = min(estimate([row.extent]) * cost([self.value]), CHUNK // (4 * self.lanes))
         return flat_parallel(
             inner, self.lanes, weight, lambda at: serial([row], self.store({inner.var: at}))
@@ -235,8 +239,8 @@ class _InjectiveNest:
         return None
 
     def transposed(self, inner: Axis, walked: Axis, top: bool) -> Stmt:
-        """Transpose in blocks of `walked`, with neighbours along `inner` inside: cache lines are
-        read fully before others.
+        """Emit a transposition in blocks of `walked`, with neighbours along `inner` inside: cache
+        lines are read fully before others.
 
         In register tiles where one load is transposed; else one element at a time, but in vectors
         where elements are expensive: a gather costs more than as many loads (512x21x200: 4.8 to 2.1
@@ -271,6 +275,7 @@ class _InjectiveNest:
         if load is not None:
             body = self._tiles(inner, walked, block * TRANSPOSE_BLOCK_ROWS, row_count, load, size)
             return around([*outer, blocks], TRANSPOSE_BLOCK_ROWS * estimate([inner.extent]), body)
+        # Functions such as exp gain more from vectors than gathers cost.
         heavy = any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(self.value))
         if heavy:
             body = vectorized(inner, self.lanes, rows(self.store))
@@ -289,6 +294,8 @@ class _InjectiveNest:
             x for x, i in zip(self.loads.loads, self.loads.load_indices, strict=True)
             if self.analyzer.coefficient(i, inner.var) not in (0, 1)
         ]  # fmt: skip
+        # A guarded load must not be hoisted into a vector: it may be out of range where its
+        # condition is false.
         guarded = any(
             isinstance(e, Intrinsic) and e.op == "if_then_else" for e in post_order(self.value)
         )
@@ -320,6 +327,7 @@ class _InjectiveNest:
         at, coefficient = self.loads.load_indices[0], self.analyzer.coefficient
         for pixel, channel in (self.axes[-2:], self.axes[:-3:-1]):
             count = channel.extent.value if isinstance(channel.extent, IntImm) else 0
+            # More channels would need more shuffles per vector than the strided accesses cost.
             if not 2 <= count <= MAX_INTERLEAVED_CHANNELS:
                 continue
             sides = (self.index, at) if channel is self.axes[-1] else (at, self.index)
@@ -329,8 +337,8 @@ class _InjectiveNest:
         return None
 
     def interleaved(self, load: BufferLoad, pixel: Axis, channel: Axis, top: bool) -> Stmt:
-        """Interleave vectors of all channels to vectors of pixels, or deinterleave, PIXELS at a
-        time.
+        """Emit the interleaving of vectors of all channels to vectors of pixels, or the reverse,
+        PIXELS_PER_TASK at a time.
         """
         outer, is_planar = self.axes[:-2], channel is not self.axes[-1]
         block, run, row, column = Var("block"), Var("run"), Var("row"), Var("column")
@@ -448,7 +456,7 @@ class _InjectiveNest:
         load: BufferLoad,
         size: int,
     ) -> Stmt:
-        """Transpose register tiles for `count` steps of `walked`, and the remainders at two sides
+        """Emit register tiles for `count` steps of `walked`, and the remainders at two sides
         element by element.
         """
         strip, tile, row, column = Var("strip"), Var("tile"), Var("row"), Var("column")
@@ -506,7 +514,7 @@ class _InjectiveNest:
     def _strips(
         self, inner: Axis, rows: Callable[[Callable[[dict[Var, PrimExpr]], Stmt]], Stmt]
     ) -> Stmt:
-        """Write STRIP elements along `inner` per row of a block, then the tail."""
+        """Emit TRANSPOSE_STRIP elements along `inner` per row of a block, then the tail."""
         strip, strip_index, tail_index = Var("strip"), Var("each"), Var("left")
         full_strips = simplify(inner.extent // TRANSPOSE_STRIP)
         tail_extent = simplify(inner.extent % TRANSPOSE_STRIP)
@@ -548,8 +556,8 @@ def injective_nest(
     target: Target,
     top: bool,
 ) -> Stmt:
-    """Return `buffer[index] = value` for all values of the axes; with parallel loops at the top of
-    a function.
+    """Emit `buffer[index] = value` for all values of the axes; with parallel loops at the top of a
+    function.
     """
     loaded = [x.dtype for x in Accesses([index], [value]).loads]
     lanes = vector_lanes(target, buffer.dtype, loaded, [value])

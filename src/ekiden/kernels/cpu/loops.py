@@ -52,14 +52,14 @@ PARALLEL_STEPS = 64
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A loop to be: its variable and extent."""
+    """A loop to be emitted: its variable and extent."""
 
     var: Var
     extent: PrimExpr
 
 
 def estimate(extents: Sequence[PrimExpr]) -> int:
-    """Return the product of extents, with UNKNOWN for each symbolic one."""
+    """Return the product of extents, with a guess for each symbolic one."""
     return math.prod(e.value if isinstance(e, IntImm) else UNKNOWN for e in extents)
 
 
@@ -105,6 +105,8 @@ class Accesses:
         loads.update((id(e), e) for e in inside)
         self.loads = list(loads.values())
         flat = [*indices, *(x.indices[0] for x in self.loads)]
+        # A load inside an index is opaque to the analysis: it is replaced by a variable, equal
+        # loads by the same one.
         self.indices = [self._without_loads(i) for i in flat]
         self.load_indices = self.indices[len(indices) :]
 
@@ -122,7 +124,7 @@ class Accesses:
 def fuse(
     axes: Sequence[Axis], accesses: Accesses, analyzer: Analyzer
 ) -> tuple[list[Axis], dict[Var, PrimExpr]]:
-    """Fuse neighbouring axes that every access walks as one.
+    """Fuse adjacent axes along which every access is contiguous.
 
     Returns:
         The axes, and the replacements of the old variables.
@@ -135,6 +137,8 @@ def fuse(
             values[axis.var] = const(0)
             continue
         outer = fused[-1] if fused else None
+        # A value that uses the axis itself, not only as an index, would need a division per element
+        # after fusion.
         direct = outer is not None and (outer.var in accesses.direct or axis.var in accesses.direct)
         if (
             outer is None
@@ -155,8 +159,8 @@ def fuse(
 def vector_lanes(
     target: Target, stored: str, loaded: Sequence[str], values: Sequence[PrimExpr] = ()
 ) -> int:
-    """Lanes of a loop that stores one dtype and loads others: whole registers of the widest that
-    matters, CHAINS of them where the values take long to compute.
+    """Return the lanes of a loop that stores one dtype and loads others: whole registers of the
+    widest that matters, several of them where the values take long to compute.
     """
     bits = dt.SCALAR_BITS[dt.element(stored)]
     for load_dtype in loaded:
@@ -207,6 +211,8 @@ def _parallel(axes: Sequence[Axis], grain: int, body: Stmt) -> Stmt:
     joint = Var("_".join(a.var.name for a in axes))
     quotient: PrimExpr = joint
     lets: list[tuple[Var, PrimExpr]] = []
+    # Divisions happen once per parallel iteration, not per element: the serial inner loops are
+    # inside.
     for axis in reversed(axes[1:]):
         lets.append((axis.var, quotient % axis.extent))
         quotient = quotient // axis.extent
@@ -290,6 +296,7 @@ def split_points(
         if p is not None
     ]
     ordered = _sorted(inside, analyzer)
+    # Each segment is a copy of the body: code size bounds their number.
     if ordered is None or len(ordered) > MAX_SEGMENTS:
         return [const(0), axis.extent]
     return [const(0), *ordered, axis.extent]

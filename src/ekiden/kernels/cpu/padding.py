@@ -28,7 +28,9 @@ CACHE_SHARE = 3
 
 
 def band_lines(geometry: Geometry, target: Target) -> int:
-    """Output lines of a band: as many as fit the cache, and equally many for each core."""
+    """Return the output lines of a band: as many as fit the cache, and equally many for
+    each core.
+    """
     n, height, _, _ = geometry.out
     _, width = geometry.padded()
     sizes = (n, height, width, geometry.data[3])
@@ -65,7 +67,7 @@ class Bands:
         return simplify((lines - 1) * sy + ((kh - 1) * dy + 1))
 
     def loop(self, body: Callable[[PrimExpr, PrimExpr, PrimExpr], Stmt]) -> Stmt:
-        """Return the loop nest that runs `body` for all lines, bands in parallel.
+        """Emit the loop nest that runs `body` for all lines, bands in parallel.
 
         Args:
             body: Takes the image, the line, and the offset in the source of its first tap.
@@ -98,7 +100,7 @@ class Bands:
 
 
 def float_vector(data: Buffer, at: PrimExpr, lanes: int) -> PrimExpr:
-    """Neighbouring elements as float32."""
+    """Return a load of contiguous elements, converted to float32."""
     load = data[ramp(at, 1, lanes)].with_fields(dtype=with_lanes(data.dtype, lanes))
     return load if data.dtype == "float32" else Cast(load, with_lanes("float32", lanes))
 
@@ -112,8 +114,9 @@ def pad_row(
     geometry: Geometry,
     lanes: int,
 ) -> Stmt:
-    """Line `y` of an image, which may lie outside of it, to offset `at`, with zeros around it.
-    Images of zeros count among them."""
+    """Emit the copy of line `y` of an image, which may be outside of it, to offset `at`, with zeros
+    around it. Images of zeros count among them.
+    """
     _, height, width, channels = geometry.data
     _, left_pixels, _, right = geometry.padding
     row = simplify(geometry.padded()[1] * channels)
@@ -151,7 +154,9 @@ def pad_row(
 
 
 def pad_copy(data: Buffer, padded: Buffer, geometry: Geometry, lanes: int) -> Stmt:
-    """padded[n, y, x, c] = data[n, y - top, x - left, c], zero around it; lines in parallel."""
+    """Emit padded[n, y, x, c] = data[n, y - top, x - left, c], zero around it; lines in
+    parallel.
+    """
     height, width = geometry.padded()
     line = Var("line")
     at = line * simplify(width * geometry.data[3])

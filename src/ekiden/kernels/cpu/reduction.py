@@ -56,8 +56,8 @@ def reduces_contiguous(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An intermediate computed and stored on the way of the reduction that reads it first: its
-    element as a variable of the reduction's source, what it is, and where it goes.
+    """An intermediate that is computed and stored inside the reduction that reads it first: its
+    element as a variable of the reduction's source, its value, and where it is stored.
     """
 
     var: Var
@@ -67,7 +67,7 @@ class Stream:
 
 
 class ReduceNest:
-    """One reduction being built: `buffer[index] = combine(source)` over `reduced`, for all values
+    """A builder of one reduction: `buffer[index] = combine(source)` over `reduced`, for all values
     of `axes`.
     """
 
@@ -96,7 +96,7 @@ class ReduceNest:
         self.combine: Callable[[PrimExpr, PrimExpr], PrimExpr] = COMBINE[kind]
 
     def build(self, top: bool) -> Stmt:
-        """Return the loops; with parallel ones at the top of a function."""
+        """Emit the loops; with parallel ones at the top of a function."""
         work = estimate([a.extent for a in self.reduced]) * cost(self.values)
         along = self.along_reduced()
         if along or not self.axes:
@@ -118,8 +118,8 @@ class ReduceNest:
         return parallel_outer(outer, work * estimate([columns]), body)
 
     def _columns(self, inner: Axis) -> int:
-        """Vectors of columns summed together: all that stands in a row, where it is read in
-        order and rows are many.
+        """Return the vectors of columns that are summed together: a whole row where rows are many
+        and read in order.
         """
         in_order = all(
             self.analyzer.coefficient(i, inner.var) in (0, 1) for i in self.accesses.indices
@@ -155,7 +155,7 @@ class ReduceNest:
         return broadcast(identity(self.kind, self.dtype), lanes)
 
     def element(self) -> Stmt:
-        """Return the reduction of one element, all reduced axes in loops.
+        """Emit the reduction of one element, all reduced axes in loops.
 
         A vector loop around it makes it a vector of elements.
         """
@@ -166,7 +166,7 @@ class ReduceNest:
         return Allocate(total, sequence(begin, serial(self.reduced, update), finish))
 
     def over_columns(self, inner: Axis, group_size: int, work: int, top: bool) -> Stmt:
-        """Sum groups of vectors of columns, each row of a group read before the next; then the
+        """Emit groups of vectors of columns, each row of a group read before the next; then the
         tail, a vector at a time.
 
         Args:
@@ -188,6 +188,8 @@ class ReduceNest:
             for n in range(group_size)
         ]
         begin = [BufferStore(sums, self.start(self.lanes), (const(n),)) for n in range(group_size)]
+        # Vectors run along the result, so each lane is a sum of its own: no horizontal operation at
+        # the end.
         row_updates = [self._step(sums, n, v, self.lanes, None) for n, v in enumerate(vectorizers)]
         result = Var("result", self.dtype)
         finish: list[Stmt] = []
@@ -205,18 +207,20 @@ class ReduceNest:
         tail_axis = Axis(inner.var, simplify(inner.extent - done))
         if is_const(tail_axis.extent, 0):
             return groups
+        # Columns behind the last whole group, a vector at a time; the very last vector is masked.
         tail = vectorized(tail_axis, self.lanes, self.element(), done)
         return sequence(groups, self._rows(tail, tail_axis.extent, work, top))
 
     # Vectors along the reduced axis.
 
     def over_reduced(self) -> Stmt:
-        """Return the reduction of one element: accumulator vectors along the last reduced axis,
+        """Emit the reduction of one element: accumulator vectors along the last reduced axis,
         combined at the end.
         """
         last = self.reduced[-1]
         lanes = self.lanes
         if isinstance(last.extent, IntImm):
+            # A short row takes narrower vectors instead of a single masked step.
             lanes = min(lanes, tail_lanes(last.extent.value, lanes))
         num_accumulators = self._accumulators(last, lanes)
         sums = Buffer(
@@ -241,7 +245,7 @@ class ReduceNest:
         return max(1, min(ACCUMULATORS, last.extent.value // lanes))
 
     def _row(self, sums: Buffer, last: Axis, lanes: int, group_size: int) -> Stmt:
-        """Reduce all of the last axis: groups of vectors, single vectors, a masked tail."""
+        """Emit the reduction of the last axis: groups of vectors, single vectors, a masked tail."""
         step = lanes * group_size
         # Several accumulators hide the latency of the operation; singles and the tail use the
         # first.

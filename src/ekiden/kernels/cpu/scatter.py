@@ -61,17 +61,19 @@ REDUCTIONS: Mapping[str, Combine] = {
 
 
 def axes_of(shape: Sequence[PrimExpr], name: str = "i") -> list[Axis]:
-    """Loops over a shape."""
+    """Return the loops over a shape."""
     return [Axis(Var(f"{name}{n}"), d) for n, d in enumerate(shape)]
 
 
 def variables(axes: Sequence[Axis]) -> tuple[PrimExpr, ...]:
-    """Their variables."""
+    """Return the variables of loops."""
     return tuple(a.var for a in axes)
 
 
 def copied(source: Buffer, target: Buffer) -> Stmt:
-    """Copy every element of one buffer to another of its shape, unless both are the same memory."""
+    """Emit the copy of every element of one buffer to another of its shape, unless both are the
+    same memory.
+    """
     axes = axes_of(target.shape)
     store: Stmt = BufferStore(target, source[variables(axes)], variables(axes))
     if axes:
@@ -83,8 +85,9 @@ def copied(source: Buffer, target: Buffer) -> Stmt:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """`count` coordinates, along the first axis of indices, say where a slice of updates goes;
-    `mode` is one of REDUCTIONS."""
+    """A scatter of slices: `count` coordinates, along the first axis of the indices, select the
+    slice that an update goes to; `mode` is one of the scatter reductions.
+    """
 
     count: int
     mode: str
@@ -125,7 +128,7 @@ class Slices:
         columns: Sequence[Axis],
         ahead: int,
     ) -> list[Stmt]:
-        """Prefetches of the row of a later update, along the last of the leading axes."""
+        """Emit prefetches of the row of a later update, along the last of the leading axes."""
         last = lead[-1]
         later = minimum(last.var + ahead, last.extent - 1)
         later_index = self._place(indices, data, (*variables(lead[:-1]), later))
@@ -144,7 +147,7 @@ class Slices:
 
 
 def _row(anchor: te.Tensor) -> int | None:
-    """Elements of a slice."""
+    """Return the number of elements of a slice."""
     slices = anchor.op.attrs["slices"]
     assert isinstance(slices, Slices)
     sizes = [size_of(d) for d in anchor.shape[slices.count :]]
@@ -162,7 +165,9 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
 
 
 def prefetch_distance(anchor: te.Tensor, target: Target) -> int:
-    """Updates within which the last cache gives a row; 0 where the second one holds all rows."""
+    """Return the number of updates within which the last cache delivers a row; 0 where the second
+    one holds all rows.
+    """
     _, second, third = cache_levels(target)
     sizes = [size_of(d) for d in anchor.shape]
     if None not in sizes:

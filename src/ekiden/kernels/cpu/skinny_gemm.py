@@ -63,11 +63,15 @@ class SkinnyProduct:
     dtype: str = "float32"
 
     def depth(self, target: Target) -> int:
-        """Lines read at a time: their factors are in registers."""
+        """Return the lines of the matrix that are read at a time: their factors are in
+        registers.
+        """
         return max(1, min(MAX_DEPTH, (target.registers - SPARE_REGISTERS) // len(self.rows)))
 
     def run(self, target: Target) -> int:
-        """Columns summed together: a part for each thread, of what fits."""
+        """Return the columns that are summed together: a share for each thread, limited to what the
+        cache holds.
+        """
         lanes = target.lanes(self.dtype)
         max_columns = target.l1 // (dt.itemsize(self.dtype) * CACHE_FRACTION) // len(self.rows)
         if isinstance(self.columns, IntImm):
@@ -77,7 +81,7 @@ class SkinnyProduct:
 
 
 class _Run:
-    """A run of columns being built."""
+    """A builder of one run of columns."""
 
     def __init__(self, shape: SkinnyProduct, a: Buffer, b: Buffer, target: Target) -> None:
         self.shape, self.a, self.b, self.target = shape, a, b, target
@@ -112,13 +116,13 @@ class _Run:
         return load if mask is None else if_then_else(mask, load, zero)
 
     def clear(self, column: PrimExpr, _: PrimExpr | None) -> Stmt:
-        """sums = 0."""
+        """Emit sums = 0."""
         zero = broadcast(const(0.0, self.dtype), self.lanes)
         rows = range(len(self.shape.rows))
         return seq(*(BufferStore(self.sums, zero, (self.place(r, column),)) for r in rows))
 
     def lines(self, k: PrimExpr, depth: int) -> Stmt:
-        """Add `depth` lines from number `k` to the sums."""
+        """Emit the addition of `depth` lines from number `k` to the sums."""
         rows = range(len(self.shape.rows))
         factors = [[Var(f"a{r}_{d}", self.vector) for d in range(depth)] for r in rows]
 
@@ -129,6 +133,8 @@ class _Run:
             values = [Var(f"b{d}", self.vector) for d in range(depth)]
             steps: list[Stmt] = []
             for r in rows:
+                # The sums are in L1, not in registers: they are loaded and stored once per `depth`
+                # lines, which amortises that traffic.
                 at = self.place(r, column)
                 total: PrimExpr = self.sums[at].with_fields(dtype=self.vector)
                 for factor, value in zip(factors[r], values, strict=True):
@@ -156,7 +162,7 @@ class _Run:
         return [Prefetch(self.b, (start + (k + d) * self.shape.columns,), 2) for d in range(depth)]
 
     def body(self, store: Store) -> Stmt:
-        """Clear, add all lines, store."""
+        """Emit the clearing, the sum over all lines, and the store."""
         depth, block, tail_line = self.shape.depth(self.target), Var("block"), Var("rest")
         num_blocks = simplify(self.shape.k // depth)
         num_tail_lines = simplify(self.shape.k - num_blocks * depth)
@@ -186,7 +192,7 @@ class _Run:
 def skinny_product(
     shape: SkinnyProduct, a: Buffer, b: Buffer, store: Store, target: Target, kind: ForKind
 ) -> Stmt:
-    """Return the product; its runs of columns are loops of the given kind.
+    """Emit the product; its runs of columns are loops of the given kind.
 
     Args:
         shape: The sizes and strides of the operands.

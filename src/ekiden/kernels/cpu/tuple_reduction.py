@@ -20,7 +20,7 @@ def combine_nest(
     axes: Sequence[Axis],
     reduced: Sequence[Axis],
 ) -> Stmt:
-    """Return the nest of every output of a reduction: one element at a time, accumulators in
+    """Emit the nest of every output of a reduction: one element at a time, accumulators in
     registers, the outer axes in parallel.
 
     Args:

@@ -64,7 +64,7 @@ def _pair(anchor: te.Tensor) -> tuple[int, int]:
 
 
 class _Upsample:
-    """One kernel being built."""
+    """A builder of one kernel."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Upsample:
         self.packed = Buffer("packed", (const(self.width * self.depth),))
 
     def pack(self) -> Stmt:
-        """packed[c][tap, o] of weight[c, o, tap]."""
+        """Emit packed[c][tap, o] = weight[c, o, tap]."""
         tap, c, o = Var("tap"), Var("c"), Var("o")
         source = self.weight[(c * self.channels + o) * self.taps + tap]
         index = c * self.width + tap * self.channels + o
@@ -104,7 +104,7 @@ class _Upsample:
         return [(line * self.data.shape[2] + first + i) * self.depth for i in range(rows)]
 
     def line(self, line: PrimExpr) -> Stmt:
-        """Compute all taps of a line as one product, then its output lines from a buffer."""
+        """Emit the product of a line with all taps, then its output lines from a buffer."""
         (sy, sx), (_, _, width, _) = self.kernel, self.data.shape
         across = simplify(width * (sx * self.channels))
         # vectors that begin in it are read whole, and what is beyond a line is left
@@ -134,7 +134,7 @@ class _Upsample:
     def scatter(
         self, stage: Buffer, across: PrimExpr, x: PrimExpr, at: int, value: PrimExpr
     ) -> Stmt:
-        """Store the columns of one pixel from column `at` on, each to its output line."""
+        """Emit the store of one pixel's columns from column `at` on, each to its output line."""
         run = self.kernel[1] * self.channels
         stores: list[Stmt] = []
         for i in range(self.kernel[0]):
@@ -151,7 +151,7 @@ class _Upsample:
         return seq(*stores)
 
     def finish(self, stage: Buffer, across: PrimExpr, line: PrimExpr) -> Stmt:
-        """Finish the output lines from their buffer."""
+        """Emit the output lines from their buffer, through the epilogue."""
         i, x = Var("i"), Var("x")
         n, y = line // self.data.shape[1], line % self.data.shape[1] * self.kernel[0] + i
         wide = simplify(self.data.shape[2] * self.kernel[1])
@@ -179,7 +179,7 @@ class _Upsample:
         return For(i, const(0), const(self.kernel[0]), ForKind.SERIAL, inside)
 
     def body(self) -> Stmt:
-        """Return the copy of the weights to a panel, then all lines."""
+        """Emit the copy of the weights to a panel, then all lines."""
         line = Var("line")
         total = simplify(self.data.shape[0] * self.data.shape[1])
         lines = For(line, const(0), total, ForKind.PARALLEL, self.line(line), {"grain": 2})

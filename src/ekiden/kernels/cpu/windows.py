@@ -24,8 +24,9 @@ ResultRanges: TypeAlias = Mapping[int, tuple[PrimExpr, PrimExpr]]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Along one axis: how many data there are, taps, steps from a result to the next and from a tap
-    to the next, and zeros before and behind the data."""
+    """One axis of a convolution's window: the data's extent, taps, stride, dilation, and zeros
+    before and behind the data.
+    """
 
     size: PrimExpr
     kernel: int

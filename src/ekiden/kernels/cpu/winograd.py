@@ -88,9 +88,7 @@ def accepts(anchor: te.Tensor, target: Target) -> bool:
 
 
 def before_pool(outputs: Sequence[te.Tensor]) -> list[te.Tensor]:
-    """Return the tensor that `outputs` is the maximum over windows of 2x2 of, if it is that; else
-    `outputs`.
-    """
+    """Return the tensor whose 2x2 maximum pooling `outputs` is, else `outputs`."""
     output = outputs[0]
     if output.is_part:
         (output,) = inputs_of(output)
@@ -124,7 +122,7 @@ def _values(dims: Sequence[PrimExpr]) -> tuple[int, ...]:
 
 
 class _Transform:
-    """One-dimensional transforms: linear combinations of vectors by a constant matrix."""
+    """A one-dimensional transform: linear combinations of vectors by a constant matrix."""
 
     def __init__(self, matrix: np.ndarray, lanes: int, dtype: str = "float32") -> None:
         self.matrix, self.lanes, self.dtype = matrix, lanes, dtype
@@ -192,6 +190,8 @@ class _Transform:
         self, vectors: Sequence[PrimExpr]
     ) -> tuple[list[tuple[Var, PrimExpr]], list[PrimExpr]]:
         lets: list[tuple[Var, PrimExpr]] = []
+        # Opposite interpolation points share sum and difference of two vectors, which nearly halves
+        # the multiplications.
         matrix, values = self.matrix.copy(), list(vectors)
         for k in range(1, len(values) - 1, 2):
             total, difference = Var("both", self.vector), Var("apart", self.vector)
@@ -205,7 +205,7 @@ class _Transform:
 
 
 class _Winograd:
-    """One kernel being built."""
+    """A builder of one Winograd kernel."""
 
     def __init__(
         self,
@@ -248,6 +248,7 @@ class _Winograd:
         self.output_transform = _Transform(a, self.lanes, self.anchor.dtype)
         self.pitch = -(-self.depth // self.spread_lanes) * self.spread_lanes
         """From the channels of a tile to those of the next, in V."""
+        # One vector more than needed: planes a power of two apart would map to the same cache sets.
         self.v_plane = self.block * self.pitch + self.spread_lanes
         self.columns = -(-self.channels // self.lanes) * self.lanes
         self.m_plane = self.block * self.columns + self.lanes
@@ -282,7 +283,7 @@ class _Winograd:
         pixel: PrimExpr,
         mask: PrimExpr | None,
     ) -> Stmt:
-        """Copy a vector of channels of a patch, zeros for what lies outside of the data."""
+        """Emit the copy of a vector of channels of a patch, with zeros outside of the data."""
         _, height, width, _ = self.data.shape
         i, j = Var("i"), Var("j")
         line, column = corner[0] + i, corner[1] + j
@@ -299,7 +300,7 @@ class _Winograd:
         return For(i, const(0), const(self.size), ForKind.SERIAL, inner)
 
     def place(self, tile: PrimExpr) -> tuple[PrimExpr, PrimExpr, PrimExpr]:
-        """(image, line, column) of the first output pixel of a tile."""
+        """Return (image, line, column) of the first output pixel of a tile."""
         if not self.is_even:
             tile = minimum(tile, self.tiles - 1)
         area = self.down * self.across
@@ -328,7 +329,7 @@ class _Winograd:
         return bound([*zip(names, vectors, strict=True), *lets], seq(*stores))
 
     def spread(self, first: PrimExpr, kind: ForKind) -> Stmt:
-        """V of a block of tiles."""
+        """Emit V = B' d B of a block of tiles."""
         tile, group = Var("tile"), Var("group")
         n, y, x = self.place(first + tile)
         corner = line, column = Var("line"), Var("column")
@@ -358,6 +359,7 @@ class _Winograd:
         i, size, width = Var("i"), self.size, self.data.shape[2]
         lanes = self.spread_lanes
         stage = Buffer("stage", (const(self.places * lanes),), self.v.dtype, "local")
+        # Private to the tile: threads transform tiles in parallel.
         patch = Buffer("patch", (const(self.places * lanes),), self.data.dtype, "local")
         offset = pixel + group * lanes
         row = simplify(width * self.depth)
@@ -395,7 +397,7 @@ class _Winograd:
         return For(j, const(0), const(size), ForKind.SERIAL, transform)
 
     def multiply(self, kind: ForKind) -> Stmt:
-        """M of a block: a matrix product per place."""
+        """Emit M = U V of a block: a matrix product per tile position."""
         full_panels, tail_columns = divmod(self.channels, self.panel)
         stmts: list[Stmt] = []
         if full_panels:
@@ -407,6 +409,8 @@ class _Winograd:
     def multiply_panels(self, count: int, first_panel: int, valid: int, kind: ForKind) -> Stmt:
         """Multiply by some panels of the weights."""
         step = Var("step")
+        # Positions outside, panels inside: the transformed data of a position stay in L1 for all of
+        # its panels.
         e, panel = step // count, step % count + first_panel
         vectors = -(-valid // self.lanes)
         row = self.panel * self.word
@@ -454,7 +458,7 @@ class _Winograd:
         return For(step, const(0), every, kind, bound(lets, tiles), {"grain": 1})
 
     def transform_output(self, first: PrimExpr, kind: ForKind) -> Stmt:
-        """Transform and finish the output tiles of a block."""
+        """Emit Y = A' M A of the output tiles of a block, and their epilogue."""
         tile, group = Var("tile"), Var("group")
         corner = n, y, x = Var("n"), Var("y"), Var("x")
         full_groups, tail_width = divmod(self.channels, self.lanes)
@@ -566,7 +570,7 @@ class _Winograd:
         return Allocate(upper, For(i, const(0), const(m), ForKind.SERIAL, body))
 
     def body(self) -> Stmt:
-        """Return the loop over all blocks."""
+        """Emit the loop over all blocks."""
         is_static = isinstance(self.count, IntImm)
         # With few blocks, threads share the iterations of each phase instead of whole blocks.
         is_parallel = (

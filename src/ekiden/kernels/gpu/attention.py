@@ -101,12 +101,12 @@ def _default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
 
 
 def _shared(rows: int, keys: int, depth: int, width: int) -> int:
-    """Elements in memory of a block."""
+    """Return the elements of shared memory that a block takes."""
     return (rows + keys) * (depth + 1) + keys * width + rows * (keys + 1)
 
 
 class _Kernel:
-    """One program being built."""
+    """A builder of one attention kernel."""
 
     def __init__(
         self,
@@ -146,6 +146,8 @@ class _Kernel:
 
         self.shared_q = shared("queries", self.rows * (self.depth + 1))
         self.shared_k = shared("keys", self.tile * (self.depth + 1))
+        # Values need no padding: neighbouring threads read neighbouring columns, which are in
+        # different banks.
         self.shared_v = shared("values", self.tile * self.width)
         self.shares = shared("shares", self.rows * (self.tile + 1))
         self.best, self.next, self.total, self.dot = map(own, ("best", "next", "total", "dot"))
@@ -186,7 +188,7 @@ class _Kernel:
         self, to: Buffer, lines: int, width: int, pitch: int,
         value: Callable[[PrimExpr, PrimExpr], PrimExpr],
     ) -> Stmt:  # fmt: skip
-        """Fill lines of shared memory by all threads together.
+        """Emit the cooperative load of lines into shared memory by all threads.
 
         Args:
             to: The buffer in shared memory.
@@ -203,7 +205,7 @@ class _Kernel:
         return serial(round_index, -(-count // threads), guarded)
 
     def start(self) -> Stmt:
-        """Load the queries of the block, and initialize the sums."""
+        """Emit the load of the block's queries and the initialisation of the sums."""
         # Lines of queries and keys are one element longer than the depth, against bank conflicts.
         zeros = [self.put(self.sums, const(0.0, F32), n) for n in range(self.columns)]
 
@@ -233,13 +235,15 @@ class _Kernel:
         return BufferLoad(buffer, (line * pitch + column,), F32)
 
     def step(self, begin: PrimExpr) -> Stmt:
-        """Return the statements of a tile of keys."""
+        """Emit the statements of a tile of keys."""
 
         def element(operand: StridedOperand) -> Callable[[PrimExpr, PrimExpr], PrimExpr]:
             """Return the loader of keys or values, by line of the tile and column of the row."""
 
             def value(line: PrimExpr, d: PrimExpr) -> PrimExpr:
-                """Zero behind the last key, which the last tile may reach over."""
+                """Return the element, or zero behind the last key, which the last tile may
+                exceed.
+                """
                 key = begin + line
                 read = BufferLoad(operand.buffer, self.at(operand, self.group(), key, d), F32)
                 return if_then_else(key < self.keys, read, const(0.0, F32))
@@ -257,13 +261,13 @@ class _Kernel:
         )
 
     def scored(self, begin: PrimExpr) -> list[Stmt]:
-        """Scores of the tile, and the largest so far."""
+        """Emit the scores of the tile, and the running maximum."""
         if not self.by_warps:
             return [self.scores(begin), BARRIER, self.update_max(), BARRIER]
         return [self.put(self.next, self.get(self.best)), self.scores(begin), self.largest.body]
 
     def scores(self, begin: PrimExpr) -> Stmt:
-        """Compute the scores of the thread's keys of the tile with its query."""
+        """Emit the scores of the thread's keys of the tile with its query."""
         d = Var("d")
 
         def score_of(key_index: PrimExpr) -> Stmt:
@@ -275,6 +279,8 @@ class _Kernel:
             )
             more = self.put(self.dot, self.get(self.dot) + pair[0] * pair[1])
             at, score = self.row * (self.tile + 1) + line, self.score(begin + line)
+            # A query's keys belong to one warp segment, so the maximum is found by shuffles,
+            # without shared memory.
             if self.by_warps:
                 own_score = BufferLoad(self.own_scores, (key_index,), F32)
                 larger = self.put(self.next, maximum(self.get(self.next), own_score))
@@ -288,7 +294,7 @@ class _Kernel:
         return self.in_turn(score_of)
 
     def in_turn(self, body: Callable[[PrimExpr], Stmt]) -> Stmt:
-        """Run `body` for each of a thread's keys of a tile; unrolled, where registers hold
+        """Emit `body` for each of a thread's keys of a tile; unrolled where registers hold
         something for each.
         """
         key_index = Var("turn")
@@ -296,9 +302,7 @@ class _Kernel:
         return For(key_index, const(0), const(self.tile // self.lanes), kind, body(key_index))
 
     def score(self, key: PrimExpr) -> PrimExpr:
-        """Return the score that a product becomes before the softmax; -inf for a key that is not
-        seen.
-        """
+        """Return a product as the score before the softmax; -inf for a masked key."""
         scale = self.heads.scale
         value = self.get(self.dot) * const(
             1 / math.sqrt(self.depth) if scale is None else scale, F32
@@ -318,14 +322,16 @@ class _Kernel:
         return Select(key < self.seen(self.query()), value, const(-math.inf, F32))
 
     def update_max(self) -> Stmt:
-        """Compute the running maximum, which every thread of a query finds."""
+        """Emit the running maximum, which every thread of a query computes."""
         c = Var("c")
         score = self.near(self.shares, self.row, self.tile + 1, c)
         larger = self.put(self.next, maximum(self.get(self.next), score))
         return seq(self.put(self.next, self.get(self.best)), serial(c, self.tile, larger))
 
     def accumulate(self) -> Stmt:
-        """Compute probabilities by the running maximum, and add their products to all sums."""
+        """Emit probabilities by the running maximum, and the addition of their products to all
+        sums.
+        """
         base, factor = Var("base", F32), Var("factor", F32)
         c, share = Var("c"), Var("share", F32)
         # exp(-inf - -inf) is NaN: a row that has seen no key uses a base of 0 instead.
@@ -346,6 +352,8 @@ class _Kernel:
             value = self.near(self.shared_v, c, self.width, column)
             added.append(self.put(self.sums, self.get(self.sums, n) + share * value, n))
         read = self.near(self.shares, self.row, self.tile + 1, c)
+        # Online softmax: earlier sums are rescaled to the new maximum before this tile's products
+        # are added.
         scaled = [self.put(b, self.get(b, n) * factor, n) for b, n in self.all_sums()]
         body = seq(
             self.in_turn(share_of),
@@ -362,7 +370,7 @@ class _Kernel:
         return [(self.total, 0), *((self.sums, n) for n in range(self.columns))]
 
     def finish(self) -> Stmt:
-        """Store the results of the thread."""
+        """Emit the store of the thread's results."""
         query, total = self.first + self.row, self.get(self.total)
         stores: list[Stmt] = []
         for n in range(self.columns):
@@ -377,7 +385,7 @@ class _Kernel:
         return seq(*stores)
 
     def body(self) -> Stmt:
-        """Return the complete kernel."""
+        """Emit the complete kernel."""
         tile = Var("tile")
         last = minimum(self.first + (self.rows - 1), self.queries - 1)
         # Under a causal mask, tiles behind the last query's keys are skipped.

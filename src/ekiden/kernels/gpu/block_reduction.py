@@ -39,8 +39,9 @@ SHUFFLE_BROADCAST = "tvm_warp_shuffle"
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What threads do, the values that all of them then know, and the memory that they share or
-    have by themselves."""
+    """A block-wide combination: its statements, the values that all threads then know, and its
+    shared and local buffers.
+    """
 
     body: Stmt
     values: list[PrimExpr]
@@ -50,7 +51,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Threads that combine: each `size` neighbours of a block of `threads`."""
+    """Threads that combine values: each `size` neighbours of a block of `threads`."""
 
     thread: Var
     threads: int
@@ -75,7 +76,7 @@ class Team:
     def combined(
         self, own: Sequence[Buffer], combine: Combine, everywhere: bool = True
     ) -> Reduction:
-        """Reduce the values that threads have in buffers of one element.
+        """Emit the reduction of the values that threads have in buffers of one element.
 
         Without warps a team is all of a block.
 
@@ -102,6 +103,8 @@ class Team:
             partial_index = self.thread // self.size * warps + lane % warps
             mine = stores(shared, elements(own), (self.thread // WARP,))
             statements += [IfThenElse(lane.equal(0), mine), BARRIER]
+            # Every warp combines the partial results redundantly, which saves a second barrier and
+            # a broadcast.
             statements.append(stores(own, elements(shared, partial_index), (const(0),)))
             statements += self._folds(own, near, combine, warps)
         if everywhere and self.size > 1:  # the first's: of their own, one has 0 and another -0
@@ -110,7 +113,8 @@ class Team:
         return Reduction(allocated(seq(*statements), near), elements(own), shared)
 
     def scan(self, own: Buffer, combine: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> Reduction:
-        """Scan: combine each thread's value with those of all threads before, in their order.
+        """Emit the inclusive scan: each thread's value combined with those of all threads before,
+        in their order.
 
         The result is in each thread's buffer, and the total is known to all. For complete blocks of
         warps.
@@ -147,13 +151,15 @@ class Team:
         combine: Callable[[PrimExpr, PrimExpr], PrimExpr],
         count: int,
     ) -> list[Stmt]:
-        """Scan the first `count` lanes of a warp."""
+        """Emit the scan of the first `count` lanes of a warp (Hillis and Steele)."""
         statements: list[Stmt] = []
         zero, by = (const(0),), 1
         while by < count:
             shuffled_values = shuffled([own], "tvm_warp_shuffle_up", by, WARP)
             joined = BufferStore(own, combine(near[0], own[0]), zero)
             statements += [BufferStore(near, shuffled_values[0], zero)]
+            # Shuffles are executed by all lanes, only the combination is guarded: a shuffle in a
+            # divergent branch is undefined.
             statements += [IfThenElse(self.thread % WARP >= by, joined)]
             by *= 2
         return statements
@@ -161,7 +167,9 @@ class Team:
     def _folds(
         self, own: Sequence[Buffer], near: Sequence[Buffer], combine: Combine, count: int
     ) -> list[Stmt]:
-        """Fold each `count` lanes into the first of them."""
+        """Emit the reduction of each `count` lanes into the first of them, by shuffles at halving
+        distances.
+        """
         statements: list[Stmt] = []
         by = count // 2
         while by:

@@ -88,7 +88,7 @@ def _private_tensors(
 
 
 def _stage(op: ComputeOp, group: Sequence[Tensor], buffers: BufferMap, target: Target) -> Stmt:
-    """Return the launch of a computation."""
+    """Emit the launch of a computation."""
     row = row_of(op, group[0], buffers, target) if len(group) == 1 else None
     if row is None:
         return _bound_block(stage_block(op, group, buffers), target)
@@ -108,8 +108,9 @@ def _bound_block(nest: Stmt, target: Target) -> Stmt:
 
 
 def _bound_statements(body: Stmt) -> Stmt:
-    """Parallel loops become threads; what stands outside of them runs on one thread, as much of it
-    in one launch as follows without such a loop."""
+    """Bind parallel loops to threads; the statements around them run on one thread, as many as
+    possible in one launch.
+    """
     if is_nothing(body):
         return body
     if not _has_parallel_loop(body):
@@ -142,14 +143,14 @@ def _has_parallel_loop(s: Stmt) -> bool:
 
 
 def _launched(row: Var, count: PrimExpr, threads: int, body: Stmt) -> Stmt:
-    """Return the launch of a body for each row."""
+    """Emit the launch of a body for each row."""
     workspaces = _Workspaces(row, count)
     launched = launch(row, count, threads, workspaces.visit(body))
     return allocated(launched, list(workspaces.moved.values()))
 
 
 class _Workspaces(ExprRewriter):
-    """Rewriter that moves memory that no thread can have by itself into one buffer for all rows.
+    """A rewriter that moves memory that no thread can have privately into one buffer for all rows.
 
     for i in parallel(n): t = alloc(m); .. t[k]   ->   t = alloc(n, m); for i in ..: .. t[i, k]
     """

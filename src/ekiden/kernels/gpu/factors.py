@@ -18,7 +18,7 @@ from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """A sum of products: its factors, and axes by who reads them."""
+    """The factors of a sum of products, and its axes by which factor reads them."""
 
     a: PrimExpr
     b: PrimExpr
@@ -81,8 +81,9 @@ def are_neighbours(value: PrimExpr, positions: Mapping[Var, PrimExpr], step: Var
 
 
 def distance_in(value: PrimExpr, axis: Var) -> int:
-    """Elements from what an expression over tensors reads to what it reads at the next value of an
-    axis, at most; 0 where only a run knows."""
+    """Return an upper bound of the elements between what an expression reads and what it reads at
+    the next value of an axis; 0 where only a run knows.
+    """
     reads = [e for e in post_order(value) if isinstance(e, ProducerLoad)]
     step = Var("step")
     distances = [access_distance(e.producer.shape, e.indices, {axis: step}, step) for e in reads]

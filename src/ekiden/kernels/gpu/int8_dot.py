@@ -39,7 +39,7 @@ FACTORS: Mapping[str, str] = {"int8": "s8", "uint8": "u8"}
 
 
 def narrow(factor: PrimExpr) -> PrimExpr | None:
-    """Bytes that are widened to int32."""
+    """Return the bytes that an expression widens to int32; None for another one."""
     if not isinstance(factor, Cast) or factor.dtype != "int32":
         return None
     return factor.value if factor.value.dtype in FACTORS else None
@@ -60,7 +60,7 @@ def can_multiply(factors: Factors, target: Target) -> bool:
 
 
 def depth_of(factors: Factors) -> int:
-    """Words of k between two barriers: no more than there are."""
+    """Return the words of k between two barriers: no more than the product has."""
     size, depth = size_of(factors.depth), DEPTH
     while size is not None and depth > MIN_DEPTH and size <= depth // 2 * WORD_BYTES:
         depth //= 2
@@ -68,7 +68,7 @@ def depth_of(factors: Factors) -> int:
 
 
 class WordAxes:
-    """Axes of k of a product, in words.
+    """The axes of k of a product, in words of four bytes.
 
     Where the last axis of k is a multiple of a word, words replace that axis, which takes fewer
     divisions than words of all axes as one do.
@@ -108,7 +108,8 @@ class WordAxes:
         return cast(word, "int32")
 
     def _packed_contiguous(self, value: PrimExpr) -> PrimExpr | None:
-        """Pack bytes that are neighbours in memory by one read.
+        """Return one load of four contiguous bytes as a word; None where they are not contiguous. A
+        condition that holds for all of them stays in front of the read.
 
         A condition that holds for all of them stays in front of the read. None where they are no
         neighbours.
@@ -144,7 +145,7 @@ class WordGroup(Group):
 
 
 class WordKernel(TileKernel):
-    """One program being built."""
+    """A builder of a kernel that multiplies words of four bytes."""
 
     steps_each = WORD_BYTES
 

@@ -63,7 +63,7 @@ def is_long(op: ComputeOp) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A reduction and the output that is computed from it element by element, over buffers.
+    """A reduction and the output computed from it element by element, over buffers.
 
     Made of a group whose elementwise producers are substituted into the reduction.
     """
@@ -108,7 +108,9 @@ class Group:
         return rewrite(value, change)
 
     def store(self, coordinates: Sequence[PrimExpr], value: PrimExpr) -> Stmt:
-        """Store the element of the output at some coordinates, from that of the reduction."""
+        """Emit the store of the output's element at some coordinates, from that of the
+        reduction.
+        """
         op = self.output.op
         assert isinstance(op, ComputeOp)
         result = value
@@ -133,13 +135,13 @@ class Group:
 
 
 def bound(var: Var, extent: PrimExpr | int, axis: str, body: Stmt) -> Stmt:
-    """Return a loop over a thread axis."""
+    """Return a loop bound to a thread axis."""
     size = const(extent) if isinstance(extent, int) else extent
     return For(var, const(0), size, ForKind.THREAD_BINDING, body, {"thread": axis})
 
 
 def serial(var: Var, extent: PrimExpr | int, body: Stmt) -> Stmt:
-    """Return a loop inside of a thread."""
+    """Return a serial loop within a thread."""
     size = const(extent) if isinstance(extent, int) else extent
     return For(var, const(0), size, ForKind.SERIAL, body)
 
@@ -152,7 +154,7 @@ def unrolled(var: Var, count: int, body: Stmt) -> Stmt:
 
 
 def launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
-    """Return the launch of a body for all values of the index below the extent, one thread each.
+    """Emit the launch of a body for all values of the index below the extent, one thread each.
 
     Args:
         index: The index.
@@ -170,7 +172,9 @@ def launch(index: Var, extent: PrimExpr, threads: int, body: Stmt) -> Stmt:
 
 
 def threads_of(count: PrimExpr, target: Target) -> int:
-    """Threads of a block that run one after the other: few enough that all units have some."""
+    """Return the threads of a block where threads run one after the other: few enough that all
+    units have some.
+    """
     threads = THREADS
     while isinstance(count, IntImm) and threads > 1 and count.value < threads * target.cores:
         threads //= 2
@@ -178,8 +182,9 @@ def threads_of(count: PrimExpr, target: Target) -> int:
 
 
 def threads_of_row(length: int | None, target: Target) -> int:
-    """Threads of a block that take the elements of a row in turn: as many as have some turns each,
-    by halves."""
+    """Return the threads of a block that stride over the elements of a row: as many as have some
+    iterations each, by halves.
+    """
     threads = MIN_ROW_THREADS
     while threads < MAX_ROW_THREADS and (
         length is None or threads * MIN_ELEMENTS_PER_THREAD < length
@@ -192,7 +197,7 @@ def threads_of_row(length: int | None, target: Target) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """The loops of a computation, those over its elements and those that reduce, and its block."""
+    """The loops of a computation, over its elements and its reduction axes, and its block."""
 
     spatial: Sequence[For]
     reduced: Sequence[For]

@@ -103,8 +103,9 @@ def _power_of_two(limit: int, size: int | None) -> int:
 
 
 def _default(anchor: Tensor, target: Target, fixed: Fixed) -> Decision:
-    """Squares of sums; where threads run alone (a warp of 1), as on processors, fewer threads and
-    no barriers, which make each of them stop."""
+    """Return the default decision: square tiles of sums; where threads run alone (a warp of 1), as
+    on processors, fewer threads and no barriers, which make each of them stop.
+    """
     factors = factors_of(anchor)
     assert factors is not None
     if (vectors := _vector_decision(anchor, factors, target, fixed)) is not None:
@@ -210,7 +211,7 @@ def build(
 
 
 class _Kernels(Protocol):
-    """A file of kernels for factors of some types."""
+    """The interface of a module with kernels for factors of some types."""
 
     FACTORS: Mapping[str, str]
 

@@ -122,7 +122,8 @@ VECTOR_CHAINS = 4
 
 
 def row_of(op: ComputeOp, tensor: Tensor, buffers: BufferMap, target: Target) -> Stmt | None:
-    """Return the element of a reduction at the axes of its operation, by vectors.
+    """Emit the element of a reduction at the axes of its operation, by vectors; return None where
+    it has none.
 
     Args:
         op: The reduction.
@@ -162,8 +163,8 @@ class _VectorRow:
         self.names: dict[Var, PrimExpr] = {r: Var(r.name) for r in reduce.axis}
 
     def element(self, op: ComputeOp) -> Stmt:
-        """Compute one element of the result: chains of vectors are reduced side by side and
-        combined at the end, with the remainder reduced in a scalar.
+        """Emit one element of the result: independent chains of vectors, combined at the end, with
+        the remainder reduced in a scalar.
         """
         zero, start = (const(0),), identity(self.reduce.kind, self.dtype)
         statements: list[Stmt] = [BufferStore(self.rest, start, zero)]
@@ -189,7 +190,7 @@ class _VectorRow:
         return substitute(self.source, self.names | {self.reduce.axis[-1]: last})
 
     def steps(self) -> Stmt:
-        """Reduce by vectors, then the remainder, for every value of the outer axes."""
+        """Emit the reduction by vectors, then the remainder, for every value of the outer axes."""
         *outer_axes, last = self.reduce.axis
         width, block, tail_index = self.lanes * self.chains, Var(last.name), Var(last.name)
         num_blocks = simplify(last.extent // width)

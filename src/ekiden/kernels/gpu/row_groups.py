@@ -73,7 +73,7 @@ def is_joined(run: Sequence[Group], target: Target) -> bool:
 
 
 def runs_of(groups: Sequence[Group], target: Target) -> Iterator[Sequence[Group]]:
-    """Operations in their order, those together that are worth one launch."""
+    """Yield operations in their order, grouped where one launch pays."""
     run: list[Group] = []
     for group in groups:
         if run and not _joins(group, run):
@@ -146,8 +146,10 @@ def _count_leading(flags: Sequence[bool]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What a run looks like. rows: the extents of its first `axes` axes; length: elements of its
-    longest computation in a row; by_thread: whether a row has one thread."""
+    """The shape of a run: leading axes, row extents, row length, and whether a thread computes a
+    row. rows: the extents of its first `axes` axes; length: elements of its longest computation
+    in a row; by_thread: whether a row has one thread.
+    """
 
     axes: int
     rows: list[PrimExpr]
@@ -171,7 +173,7 @@ class _Shape:
 
     @property
     def room(self) -> int:
-        """Bytes that a row may have in memory of its own."""
+        """Return the bytes of memory that a row may have of its own."""
         return MAX_THREAD_BYTES if self.by_thread else MAX_BLOCK_BYTES
 
     @property
@@ -183,7 +185,7 @@ class _Shape:
 def build_joined(
     run: Sequence[Group], buffers: BufferMap, own: set[Tensor], target: Target
 ) -> tuple[Stmt, set[Tensor]]:
-    """Build the launch of a run.
+    """Emit the launch of a run.
 
     Args:
         run: The operations.
@@ -206,8 +208,9 @@ def build_joined(
 
 
 def _row_buffers(row: _Row, own: set[Tensor]) -> dict[Buffer, Buffer]:
-    """Buffer of all rows -> that of one, for what has room, small ones first. What every thread of
-    a block knows, each has by itself."""
+    """Return the map from buffers of all rows to buffers of one row, for those that fit, small ones
+    first. What every thread of a block knows, each has by itself.
+    """
     shape, buffers = row.shape, row.buffers.buffers
     sizes: dict[Tensor, int] = {}
     for t in (t for g in row.run for t in g if t in own and not t.is_part):
@@ -262,7 +265,7 @@ class _RowBufferRewriter(ExprRewriter):
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row of a run, being written."""
+    """An emitter of one row of a run."""
 
     run: Sequence[Group]
     shape: _Shape
@@ -276,7 +279,7 @@ class _Row:
         return [a.extent for a in op.axis[self.shape.axes :]]
 
     def serial(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Compute a row by one thread: by vectors where neighbours are contiguous."""
+        """Emit a row computed by one thread: by vectors where neighbours are contiguous."""
         op, axes = _op(group), self.shape.axes
         row = row_of(op, group[0], self.buffers, self.target) if len(group) == 1 else None
         if row is not None:
@@ -292,7 +295,7 @@ class _Row:
         return serial(number, count, body)
 
     def in_turn(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Compute a row by threads of a block that stride over its elements."""
+        """Emit a row computed by threads of a block that stride over its elements."""
         op, thread, threads = _op(group), self.team.thread, self.team.threads
         size, iteration = simplify(product(self.inner(op))), Var("turn")
         number = iteration * threads + thread
@@ -305,9 +308,7 @@ class _Row:
         return serial(iteration, num_iterations, IfThenElse(number < size, body))
 
     def alone(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Compute an element of a reduction by one thread, in memory of its own until it is
-        complete.
-        """
+        """Emit an element of a reduction by one thread, in private memory until it is complete."""
         op = _op(group)
         steps: dict[Var, PrimExpr] = {r: Var(r.name) for r in op.reduce_axis}
         values = steps | {a.var: coordinate for a, coordinate in zip(op.axis, at, strict=True)}
@@ -320,7 +321,9 @@ class _Row:
         return allocated(seq(self.start(group, own), body, store), own)
 
     def more(self, group: Group, values: Mapping[Var, PrimExpr]) -> tuple[list[Buffer], Stmt]:
-        """Memory of a thread, and what combines it with one value more."""
+        """Return the accumulators of a thread, and the statement that combines them with one more
+        value.
+        """
         reduce = _op(group).body[0]
         assert isinstance(reduce, Reduce)
         own = [Buffer("own", (const(1),), t.dtype, "local") for t in group]
@@ -329,20 +332,20 @@ class _Row:
         return own, stores(own, combined, (const(0),))
 
     def start(self, group: Group, own: Sequence[Buffer]) -> Stmt:
-        """Initialize the accumulators of a thread."""
+        """Emit the initialisation of a thread's accumulators."""
         reduce = _op(group).body[0]
         assert isinstance(reduce, Reduce)
         starts = zip(own, reduce.reducer.identity_element, strict=True)
         return seq(*(BufferStore(b, e, (const(0),)) for b, e in starts))
 
     def kept(self, group: Group, values: Sequence[PrimExpr], at: Sequence[PrimExpr]) -> Stmt:
-        """Store an element of the results."""
+        """Emit the store of an element of the results."""
         return stores([self.buffers.buffers[t] for t in group], values, tuple(at))
 
     def together(
         self, group: Group, at: Sequence[PrimExpr], is_private: bool
     ) -> tuple[Stmt, list[Buffer]]:
-        """Compute the one element of a reduction at a row, by all threads of a block.
+        """Emit the one element of a reduction at a row, by all threads of a block.
 
         Each thread reduces some elements, then they combine theirs.
 
@@ -362,6 +365,7 @@ class _Row:
         # what a sum runs over may depend on the element it is for
         extents = [substitute(r.extent, values) for r in op.reduce_axis]
         iteration, total = Var("turn"), simplify(product(extents))
+        # Strided by the block: neighbouring threads read neighbouring elements, which coalesces.
         number = iteration * team.threads + team.thread
         values |= dict(zip(op.reduce_axis, coordinates(number, extents), strict=True))
         own, more = self.more(group, values)
@@ -387,7 +391,7 @@ class _Row:
         return self.team.has_warps and not self.shape.by_thread and self.is_one(group)
 
     def every(self, group: Group, at: Sequence[PrimExpr]) -> Stmt:
-        """Compute the one element of a computation at a row, by each thread for itself."""
+        """Emit the one element of a computation at a row, by each thread for itself."""
         op = _op(group)
         where = (*at, *(const(0) for _ in self.inner(op)))
         return Nest.of(stage_block(op, group, self.buffers)).at(where)

@@ -29,8 +29,9 @@ ATTRIBUTE = "scan"
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What is fixed about a scan: how two values are combined, the value that changes nothing, the
-    axis, and whether elements are left out of their own results."""
+    """The static parameters of a scan: how two values are combined, the identity, the axis, and
+    whether it is exclusive.
+    """
 
     combine: Callable[[PrimExpr, PrimExpr], PrimExpr]
     start: PrimExpr
@@ -41,7 +42,7 @@ class Scan:
 def scan_stage(
     op: ExternOp, group: Sequence[Tensor], buffers: BufferMap, target: Target
 ) -> Stmt | None:
-    """Return the launch of a scan; None for other statements, short rows, and threads without
+    """Emit the launch of a scan; return None for other statements, short rows, and threads without
     warps.
     """
     scan = op.attrs.get(ATTRIBUTE)

@@ -51,7 +51,9 @@ LINE = 16
 
 
 def narrow(factor: PrimExpr) -> PrimExpr | None:
-    """Return a factor in the type that it has in memory, if tensor cores multiply that."""
+    """Return a factor in the dtype that it has in memory, if tensor cores multiply that;
+    else None.
+    """
     if isinstance(factor, Cast) and FACTORS.get(factor.value.dtype) == factor.dtype:
         return factor.value
     return None
@@ -103,7 +105,7 @@ def decide(factors: Factors, target: Target, fixed: Fixed) -> Decision | None:
 
 
 def _split_squares(size: int | None, warps: int, squares: int) -> tuple[int, int]:
-    """Warps along an axis and squares of each: no more than the axis has."""
+    """Return the warps along an axis and the fragments of each: no more than the axis has."""
     available = warps * squares if size is None else -(-size // FRAGMENT_SIDE)
     while warps * squares >= 2 * available and warps * squares > 1:
         warps, squares = (warps, squares // 2) if squares > 1 else (warps // 2, squares)
@@ -111,7 +113,7 @@ def _split_squares(size: int | None, warps: int, squares: int) -> tuple[int, int
 
 
 class TensorKernel(TileKernel):
-    """One program being built; rows and columns of a warp are squares."""
+    """A builder of one kernel; rows and columns of a warp are fragments."""
 
     side = FRAGMENT_SIDE
     threads_each = WARP
@@ -132,17 +134,17 @@ class TensorKernel(TileKernel):
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Return the threads of a block."""
         return self.lanes * self.lines * WARP
 
     @property
     def tile_m(self) -> int:
-        """Rows of a block."""
+        """Return the rows of a block."""
         return self.rows * self.lines * FRAGMENT_SIDE
 
     @property
     def tile_n(self) -> int:
-        """Columns of a block."""
+        """Return the columns of a block."""
         return self.columns * self.lanes * FRAGMENT_SIDE
 
     def neighbours(self) -> tuple[int, int]:
@@ -195,7 +197,7 @@ class TensorKernel(TileKernel):
         return seq(*stmts)
 
     def multiplied(self, i: int, j: int) -> Stmt:
-        """Add a product of two squares to a square of sums."""
+        """Emit the product of two fragments, added to a fragment of sums."""
         total, number = BufferAddress(self.sums), const(i * self.columns + j)
         a, b = BufferAddress(self.a, access="r"), BufferAddress(self.b, access="r")
         args = (total, number, a, const(i), b, const(j), total, number)
@@ -222,7 +224,7 @@ class TensorKernel(TileKernel):
         return seq(*stored, BARRIER, serial(round_index, -(-count // self.threads), store))
 
     def result(self, row: PrimExpr, column: PrimExpr, lane: Var) -> Stmt:
-        """Store the result of a sum, or of neighbours."""
+        """Emit the store of a sum's result, or of contiguous ones."""
         f, anchor = self.factors, self.group.anchor.op
         assert isinstance(anchor, ComputeOp)
         by: PrimExpr = lane if self.beside > 1 else const(0)
@@ -256,7 +258,9 @@ def _call(op: str, buffer: Buffer, number: int, *operands: PrimExpr, access: str
 def _load_square(
     buffer: Buffer, number: int, share: SharedTile, first: PrimExpr, step: PrimExpr, is_a: bool
 ) -> Stmt:
-    """Load a square of a factor: a has its rows as lines where k is contiguous, b its columns."""
+    """Emit the load of a fragment of a factor: a has its rows as lines where k is contiguous, b its
+    columns.
+    """
     by_rows = share.by_steps if is_a else not share.by_steps
     layout = StringImm("row_major" if by_rows else "col_major")
     address = BufferAddress(share.buffer, (share.at(first, step),), access="r")

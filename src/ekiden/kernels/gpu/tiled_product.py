@@ -48,7 +48,7 @@ multiplies. Blocks of few threads would hold much more, and spill."""
 
 @dataclass(frozen=True, slots=True)
 class SharedTile:
-    """Factor in shared memory: `tile` rows or columns by the depth of a block of k.
+    """A factor in shared memory: `tile` rows or columns by the depth of a block of k.
 
     Along k, elements are neighbours in shared memory if they are in the memory that they come from;
     else rows or columns are. Other elements are a pitch apart. The last two fields are the
@@ -77,7 +77,7 @@ class SharedTile:
 
 @dataclass(frozen=True, slots=True)
 class TileSide:
-    """Where the rows or columns of a block begin, and where there are no more."""
+    """The first row or column of a block's tile, and the number of rows or columns that exist."""
 
     first: PrimExpr
     most: PrimExpr
@@ -89,15 +89,16 @@ Put: TypeAlias = Callable[[PrimExpr, PrimExpr], Stmt]
 
 @dataclass(frozen=True, slots=True)
 class RegisterLines:
-    """The rows or columns of a thread, of a factor in memory of the block, and the registers for
-    what it reads as one."""
+    """The rows or columns of a thread, of a factor in shared memory, and the registers for what it
+    reads in one access.
+    """
 
     share: SharedTile
     numbers: Sequence[PrimExpr]
     kept: Buffer | None
 
     def loaded(self, first: PrimExpr, step: int) -> list[Stmt]:
-        """Return the loads that an iteration needs, of what earlier iterations have not loaded."""
+        """Emit the loads that an iteration needs and that earlier iterations have not made."""
         share, lane, loads = self.share, Var("lane"), []
         if self.kept is None or (share.by_steps and step % share.read):
             return []
@@ -124,7 +125,7 @@ class RegisterLines:
 
 
 class TileKernel:
-    """One program being built."""
+    """A builder of one kernel of tiles."""
 
     side = 1
     """Rows and columns of what rows, columns, lanes and lines count."""
@@ -171,6 +172,7 @@ class TileKernel:
         if "near" not in values:
             completed["near"] = cls.max_access_width(target, factors)
         depth = size_of(factors.depth)
+        # A single block of k has no next one to load meanwhile.
         if "buffers" not in values and (
             depth is None or depth > int(completed["depth"]) * cls.steps_each
         ):
@@ -189,7 +191,7 @@ class TileKernel:
 
     @classmethod
     def shared_bytes(cls, factors: Factors, decision: Decision) -> int:
-        """Bytes of memory of a block that a kernel takes, at most."""
+        """Return an upper bound of the bytes of shared memory that a kernel takes."""
         rows, columns, lines, lanes, depth, buffers = (
             decision.number(n) for n in ("rows", "columns", "lines", "lanes", "depth", "buffers")
         )
@@ -202,7 +204,7 @@ class TileKernel:
 
     @classmethod
     def held_bytes(cls, factors: Factors, decision: Decision) -> int:
-        """Bytes of registers in which a thread holds what it brings of a block of k."""
+        """Return the bytes of registers in which a thread stages its share of a block of k."""
         rows, columns, lines, lanes, depth = (
             decision.number(n) for n in ("rows", "columns", "lines", "lanes", "depth")
         )
@@ -212,7 +214,7 @@ class TileKernel:
 
     @staticmethod
     def beyond(tile_m: int, tile_n: int) -> int:
-        """Bytes of a block beside its factors."""
+        """Return the bytes of shared memory besides the factors."""
         return 0
 
     def checked(self, target: Target) -> Self:
@@ -242,15 +244,16 @@ class TileKernel:
         return self
 
     def neighbours(self) -> tuple[int, int]:
-        """Rows and columns of a thread that lie beside each other: what it reads as one of memory
-        of the block, and of columns writes as one too, else neighbouring threads write them."""
+        """Return the contiguous rows and columns of a thread: what it reads from shared memory in
+        one access, and for columns writes in one, too.
+        """
         f = self.factors
         rows = 1 if self.lies_by_steps(f.a) else math.gcd(self.near, self.rows)
         columns = 1 if self.lies_by_steps(f.b) else math.gcd(self.near, self.columns)
         return rows, self.written(columns)
 
     def written(self, limit: int) -> int:
-        """Columns of the result that are written as one."""
+        """Return the columns of the result that are written in one access."""
         f, output = self.factors, self.group.output
         if limit == 1 or dt.is_small(output.dtype) or output.dtype == "bool":
             return 1
@@ -267,21 +270,21 @@ class TileKernel:
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Return the threads of a block."""
         return self.lanes * self.lines
 
     @property
     def tile_m(self) -> int:
-        """Rows of a block."""
+        """Return the rows of a block."""
         return self.rows * self.lines
 
     @property
     def tile_n(self) -> int:
-        """Columns of a block."""
+        """Return the columns of a block."""
         return self.columns * self.lanes
 
     def row(self, i: int) -> PrimExpr:
-        """Row i of this thread."""
+        """Return row i of this thread in the result."""
         return self.block_m * self.tile_m + self.own_row(i)
 
     def own_row(self, i: int) -> PrimExpr:
@@ -291,7 +294,7 @@ class TileKernel:
         return own + i // beside * (self.lines * beside)
 
     def column(self, j: int) -> PrimExpr:
-        """Column j of this thread."""
+        """Return column j of this thread in the result."""
         return self.block_n * self.tile_n + self.own_column(j)
 
     def own_column(self, j: int) -> PrimExpr:
@@ -300,7 +303,7 @@ class TileKernel:
         return own + j // self.beside * (self.lanes * self.beside)
 
     def places(self, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
-        """Axes at the element of a number."""
+        """Return the values of axes at the element of a number."""
         at = coordinates(number, [self.factors.extents[v] for v in axes]) if axes else []
         return dict(zip(axes, at, strict=True))
 
@@ -311,13 +314,13 @@ class TileKernel:
         return self.group.element(value, at)
 
     def start(self) -> Stmt:
-        """Set all sums to 0."""
+        """Emit the initialisation of all sums to 0."""
         count = self.rows * self.columns
         zero = const(0, self.dtype)
         return seq(*(BufferStore(self.sums, zero, (const(i),)) for i in range(count)))
 
     def step(self, a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> Stmt:
-        """Add its product to every sum."""
+        """Emit the addition of one product to every sum."""
         names_a = [Var(f"a{i}", e.dtype) for i, e in enumerate(a)]
         names_b = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
         stores: list[Stmt] = []
@@ -333,8 +336,8 @@ class TileKernel:
         return body
 
     def alone(self) -> Stmt:
-        """Return the nest in which each thread reads what it needs; beyond the last row and column,
-        the last again.
+        """Emit the nest in which each thread reads global memory itself; beyond the last row and
+        column, the last again.
         """
         axes = self.group.reduce.axis
         names: dict[Var, PrimExpr] = {r: Var(r.name) for r in axes}
@@ -371,6 +374,8 @@ class TileKernel:
             value, list(contiguous_axes), list(contiguous_axes.values()), math.gcd(self.near, line)
         )
         read = math.gcd(self.near, self.depth) if by_steps else beside
+        # Padded lines: without the gap, threads that read one column would hit the same
+        # shared-memory bank.
         pitch = self.pitch_of(line, read) if by_steps else tile + self.gap // 8 * 8
         count = (tile if by_steps else self.depth) * pitch
         buffer = Buffer(name, (const(count),), value.dtype, "shared")
@@ -409,8 +414,9 @@ class TileKernel:
     def read(
         self, share: SharedTile, round_index: PrimExpr, block: PrimExpr, side: TileSide, put: Put
     ) -> Stmt:
-        """Read what a thread brings in a turn, and put it somewhere; 0 stands for what there is
-        not."""
+        """Emit the read of what a thread loads in a round, passed to `put`; 0 stands for what does
+        not exist.
+        """
         reduced = self.group.reduce.axis
         extents, lane = [r.extent for r in reduced], Var("lane")
         at, step, number = self.element(share, round_index)
@@ -430,7 +436,7 @@ class TileKernel:
         return self.guarded(share, at, IfThenElse(inside, *sides))
 
     def bring(self, share: SharedTile, block: PrimExpr, first: PrimExpr, extent: PrimExpr) -> Stmt:
-        """Load a block of k to shared memory by all threads."""
+        """Emit the load of a block of k to shared memory by all threads."""
         round_index, side = Var("turn"), TileSide(first, extent)
         _, step, number = self.element(share, round_index)
 
@@ -441,6 +447,8 @@ class TileKernel:
             return serial(
                 round_index, self.turns(share), self.read(share, round_index, block, side, direct)
             )
+        # A wide global access fills registers first; the store to shared memory may have another
+        # width.
         held = Buffer(f"{share.buffer.name}_held", (const(share.near),), share.value.dtype, "local")
 
         def hold(lane: PrimExpr, value: PrimExpr) -> Stmt:
@@ -457,7 +465,7 @@ class TileKernel:
         return Buffer(f"{share.buffer.name}_held", (count,), share.value.dtype, "local")
 
     def fetch(self, share: SharedTile, held: Buffer, block: PrimExpr, side: TileSide) -> Stmt:
-        """Load a block of k to registers of each thread."""
+        """Emit the load of a block of k to registers of each thread."""
         round_index = Var("turn")
 
         def put(lane: PrimExpr, value: PrimExpr) -> Stmt:
@@ -468,7 +476,7 @@ class TileKernel:
         )
 
     def put(self, share: SharedTile, held: Buffer) -> Stmt:
-        """Store a block of k from registers to shared memory."""
+        """Emit the store of a block of k from registers to shared memory."""
         round_index = Var("turn")
         body = self.placed(share, round_index, held, round_index * share.near)
         return unrolled(round_index, self.turns(share), body)
@@ -476,8 +484,8 @@ class TileKernel:
     def placed(
         self, share: SharedTile, round_index: PrimExpr, held: Buffer, first: PrimExpr
     ) -> Stmt:
-        """Store what a thread has loaded in a round, in registers from `first` on, to shared
-        memory.
+        """Emit the store of what a thread has loaded in a round, in registers from `first` on, to
+        shared memory.
         """
         at, step, number = self.element(share, round_index)
         lane = Var("lane")
@@ -503,7 +511,7 @@ class TileKernel:
         )
 
     def blocks(self, steps: Callable[[SharedTile, SharedTile], Stmt]) -> tuple[Stmt, list[Buffer]]:
-        """Run `steps` for each block of k in shared memory, and return that memory too."""
+        """Emit `steps` for each block of k in shared memory; return that memory, too."""
         total = simplify(product([r.extent for r in self.group.reduce.axis]))
         count = simplify((total + (self.depth - 1)) // self.depth)
         if self.buffers == 2:
@@ -521,9 +529,10 @@ class TileKernel:
     def double_buffered(
         self, steps: Callable[[SharedTile, SharedTile], Stmt], count: PrimExpr
     ) -> tuple[Stmt, list[Buffer]]:
-        """Run `steps` with two buffers of each factor: while one is read, the next block
-        is loaded.
+        """Emit `steps` with two buffers of each factor: while one is read, the next block is
+        loaded.
         """
+        # Twice the shared memory buys one barrier per block instead of two.
         halves = self.shares(), self.shares("_next")
         held = [self.held(s) for s in halves[0]]
 
@@ -562,7 +571,7 @@ class TileKernel:
         return factor
 
     def steps(self, left_tile: SharedTile, right_tile: SharedTile) -> Stmt:
-        """Return the products of a block of k."""
+        """Emit the products of a block of k."""
         unit = max(s.read if s.by_steps else 1 for s in (left_tile, right_tile))
         step = Var("step")
         first = step * unit if unit > 1 else step
@@ -592,7 +601,7 @@ class TileKernel:
         return Buffer(f"{share.buffer.name}_read", (const(count),), share.value.dtype, "local")
 
     def finish(self) -> Stmt:
-        """Apply what follows the sums, and store."""
+        """Emit the epilogue of the sums, and the stores."""
         stores: list[Stmt] = []
         for i in range(self.rows):
             for j in range(0, self.columns, self.beside):
@@ -600,7 +609,7 @@ class TileKernel:
         return seq(*stores)
 
     def ended(self, i: int, j: int) -> Stmt:
-        """Store the columns from j on that are written as one."""
+        """Emit the store of the columns from j on that are written in one access."""
         f, anchor, lane = self.factors, self.group.anchor.op, Var("lane")
         assert isinstance(anchor, ComputeOp)
         by: PrimExpr = lane if self.beside > 1 else const(0)
@@ -619,7 +628,7 @@ class TileKernel:
         return self.launched(body, shared_buffers, name)
 
     def launched(self, body: Stmt, shared_buffers: Sequence[Buffer], name: str) -> PrimFunc:
-        """Launch the body of a thread for all threads."""
+        """Emit the launch of a thread's body for all threads."""
         tiles_m = simplify((self.m + (self.tile_m - 1)) // self.tile_m)
         tiles_n = simplify((self.n + (self.tile_n - 1)) // self.tile_n)
         body = bound(self.thread, self.threads, "threadIdx.x", body)

@@ -44,8 +44,9 @@ def coordinates(index: PrimExpr, extents: Sequence[PrimExpr]) -> list[PrimExpr]:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Which axes of a computation vectors run over: those from `first` on, `count` elements at a
-    time."""
+    """The axes of a computation that vectors run over: those from `first` on, `count` elements at a
+    time.
+    """
 
     first: int
     count: int
@@ -147,8 +148,9 @@ def access_distance(
     positions: Mapping[Var, PrimExpr],
     step: Var,
 ) -> PrimExpr:
-    """Elements from what is accessed to what is at the next value of a variable, which others are
-    given in terms of."""
+    """Return the elements between what is accessed and what is accessed at the next value of a
+    variable.
+    """
     flat: PrimExpr = const(0)
     for index, extent in zip(indices, shape, strict=True):
         flat = flat * extent + index

@@ -62,13 +62,13 @@ def columns_of(factors: Factors) -> tuple[Var, ...]:
 
 
 def _axis_values(factors: Factors, axes: Sequence[Var], number: PrimExpr) -> dict[Var, PrimExpr]:
-    """Axes at the element of a number."""
+    """Return the values of axes at the element of a number."""
     at = coordinates(number, [factors.extents[v] for v in axes])
     return dict(zip(axes, at, strict=True))
 
 
 def vector_axis(factors: Factors, max_lanes_: int) -> tuple[str, int]:
-    """Along what vectors of up to so many lanes lie, and how many they have: 1 for none."""
+    """Return what vectors run over, and their lanes (at most `max_lanes_`): 1 for no vectors."""
     step, axes = Var("step"), columns_of(factors)
     columns = lanes_of(max_lanes_, size_of(factors.size(axes)) if axes else 1)
     is_near = bool(axes) and are_neighbours(factors.b, _axis_values(factors, axes, step), step)
@@ -82,9 +82,9 @@ def vector_axis(factors: Factors, max_lanes_: int) -> tuple[str, int]:
 
 
 def tile_of(target: Target, rows: int | None, columns: int | None) -> tuple[int, int]:
-    """Rows and columns (or vectors of them) of a thread: as many sums as stay in registers beside
-    what one step multiplies, of the shape that takes least for all of the result, if a load takes
-    half of a multiply-add."""
+    """Return the rows and columns (or vectors of them) of a thread: as many sums as stay in
+    registers besides one step's operands, of the shape with the least work for the whole result.
+    """
 
     def fits(r: int, c: int) -> bool:
         """Return whether sums and what an iteration multiplies fit the registers, and the tile the
@@ -100,6 +100,7 @@ def tile_of(target: Target, rows: int | None, columns: int | None) -> tuple[int,
         """
         r, c = shape
         tiles = -(-(rows or UNKNOWN_EXTENT) // r) * -(-(columns or UNKNOWN_EXTENT) // c)
+        # Partial tiles count as whole ones: they compute all their sums, and store some.
         return tiles * (2 * r * c + r + c), -r
 
     return min(
@@ -108,8 +109,9 @@ def tile_of(target: Target, rows: int | None, columns: int | None) -> tuple[int,
 
 
 def band_of(target: Target, rows: int, tiles: int | None, depth: int | None, dtype: str) -> int:
-    """Tiles of rows that are done with some columns before the next: as many as half of the second
-    cache holds the rows of, so that they come from there for all columns; 0 for all."""
+    """Return the row tiles that are multiplied by some columns before the next columns: as many as
+    half of L2 holds the rows of; 0 for all.
+    """
     if tiles is None or depth is None:
         return 0
     max_tiles = target.l2 // 2 // max(rows * depth * dt.itemsize(dtype), 1)
@@ -118,7 +120,7 @@ def band_of(target: Target, rows: int, tiles: int | None, depth: int | None, dty
 
 
 class VectorKernel:
-    """One program being built."""
+    """A builder of one kernel of vectors."""
 
     def __init__(self, group: Group, decision: Decision) -> None:
         factors = factors_of(group.anchor)
@@ -155,13 +157,13 @@ class VectorKernel:
         return columns_of(factors) if self.along == COLUMNS else factors.columns
 
     def row(self, i: int) -> PrimExpr:
-        """Row i of this thread; of fewer than it has, the last again."""
+        """Return row i of this thread, clamped to the last row."""
         size = size_of(self.m)
         at = tile_start(self.block_m, self.rows, self.m) + i
         return at if size is not None and size >= self.rows else minimum(at, self.m - 1)
 
     def column(self, j: int) -> PrimExpr:
-        """Column j of this thread, likewise."""
+        """Return column j of this thread, clamped to the last column."""
         size = size_of(self.n)
         at = tile_start(self.block_n, self.width, self.n) + j
         return at if size is not None and size >= self.width else minimum(at, self.n - 1)
@@ -187,7 +189,7 @@ class VectorKernel:
         )
 
     def pairs(self) -> Iterator[tuple[int, int, int]]:
-        """Rows, columns (or vectors of them), and the number of their sum."""
+        """Yield rows, columns (or vectors of them), and the number of their sum."""
         for i in range(self.rows):
             for j in range(self.columns):
                 yield i, j, i * self.columns + j
@@ -201,12 +203,12 @@ class VectorKernel:
         return For(lane, const(0), const(self.lanes), ForKind.VECTORIZED, body)
 
     def added(self, number: int, lane: PrimExpr, value: PrimExpr) -> Stmt:
-        """Add a product to a sum."""
+        """Emit the addition of a product to a sum."""
         at = (self.sum_at(number, lane),)
         return BufferStore(self.sums, BufferLoad(self.sums, at, self.dtype) + value, at)
 
     def start(self) -> Stmt:
-        """Set all sums to 0."""
+        """Emit the initialisation of all sums to 0."""
         zeros: list[Stmt] = []
         for _, _, number in self.pairs():
             lane = Var("lane")
@@ -215,22 +217,22 @@ class VectorKernel:
         return seq(*zeros)
 
     def column_step(self, k: Mapping[Var, PrimExpr]) -> Stmt:
-        """Vectors of columns with elements of rows."""
+        """Emit the products of vectors of columns with elements of rows."""
         lane = Var("lane")
         first = self.column(0) + lane
         b = [self.factor_b(first + j * self.lanes, k) for j in range(self.columns)]
         return self.vector(lane, self.products(lane, b, k))
 
     def depth_step(self, k: Mapping[Var, PrimExpr], axis: Var) -> Stmt:
-        """Vectors of columns with those of rows."""
+        """Emit the products of vectors of columns with vectors of rows, along k."""
         lane = Var("lane")
         at = dict(k) | {axis: k[axis] + lane}
         b = [self.factor_b(self.column(j), at) for j in range(self.columns)]
         return self.vector(lane, self.products(lane, b, at))
 
     def products(self, lane: Var, b: Sequence[PrimExpr], k: Mapping[Var, PrimExpr]) -> Stmt:
-        """Add products to all sums: registers hold the elements of columns, and those of rows one
-        at a time.
+        """Emit the addition of products to all sums: registers hold the elements of columns, and
+        those of rows one at a time.
         """
         names = [Var(f"b{j}", e.dtype) for j, e in enumerate(b)]
         rows_of_sums: list[Stmt] = []
@@ -242,7 +244,7 @@ class VectorKernel:
         return _lets(zip(names, b, strict=True), seq(*rows_of_sums))
 
     def remainder_step(self, k: Mapping[Var, PrimExpr]) -> Stmt:
-        """Add the products of the remainder of the depth, which no vector covers."""
+        """Emit the products of the remainder of the depth, which no vector covers."""
         stores: list[Stmt] = []
         for i, j, number in self.pairs():
             at = (const(number),)
@@ -252,7 +254,7 @@ class VectorKernel:
         return seq(*stores)
 
     def k_nest(self) -> Stmt:
-        """Return the loops of all products."""
+        """Emit the loops of all products."""
         axes = self.group.reduce.axis
         k: dict[Var, PrimExpr] = {r: Var(r.name) for r in axes}
         last = axes[-1]
@@ -277,7 +279,7 @@ class VectorKernel:
         return body
 
     def finish(self) -> Stmt:
-        """Apply what follows the sums, and store."""
+        """Emit the epilogue of the sums, and the stores."""
         stores: list[Stmt] = []
         for i, j, number in self.pairs():
             if self.along == COLUMNS:
@@ -291,7 +293,7 @@ class VectorKernel:
         return seq(*stores)
 
     def result(self, i: int, column: PrimExpr, value: PrimExpr) -> Stmt:
-        """Store an element of the output."""
+        """Emit the store of an element of the output."""
         anchor, f = self.group.anchor.op, self.factors
         assert isinstance(anchor, ComputeOp)
         at = (
@@ -302,7 +304,7 @@ class VectorKernel:
         return self.group.store([at[a.var] for a in anchor.axis], value)
 
     def joined(self) -> Stmt:
-        """Reduce the lanes of every sum to one number."""
+        """Emit the reduction of the lanes of every sum to one number."""
         stores: list[Stmt] = []
         for _, _, number in self.pairs():
             # Lanes are summed once, after all of k: a horizontal sum takes several instructions.
@@ -332,7 +334,7 @@ class VectorKernel:
 
     @property
     def tiles_m(self) -> PrimExpr:
-        """Tiles of rows."""
+        """Return the number of row tiles."""
         return simplify((self.m + (self.rows - 1)) // self.rows)
 
     def in_tile(self, tile_index: Var, body: Stmt) -> Stmt:
@@ -344,7 +346,9 @@ class VectorKernel:
         return substitute(guarded, {self.block_m: self.number * self.band + tile_index})
 
     def launched(self, body: Stmt, name: str, tile_index: Var | None = None) -> PrimFunc:
-        """Launch the body of one thread for all threads; those of a band after each other."""
+        """Emit the launch of one thread's body for all threads; those of a band after each
+        other.
+        """
         tiles_n = simplify((self.n + (self.width - 1)) // self.width)
         bands: PrimExpr = const(1)
         if self.band:
@@ -479,7 +483,7 @@ def _is_cheaper(
 
 
 class PanelKernel(VectorKernel):
-    """One program being built."""
+    """A builder of one kernel with copied panels."""
 
     def __init__(self, group: Group, decision: Decision) -> None:
         super().__init__(group, decision)
@@ -504,7 +508,7 @@ class PanelKernel(VectorKernel):
         return factors.columns
 
     def for_chunk(self, make: Steps) -> Stmt:
-        """Run `make` for all iterations of a chunk."""
+        """Emit `make` for all iterations of a chunk."""
         step = Var("step")
         first = self.part * self.most
         k = {**self.outer_vars, self.split: first + step}
@@ -521,7 +525,7 @@ class PanelKernel(VectorKernel):
         return serial(step, self.most if self.is_whole else remaining, body)
 
     def copied(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
-        """Copy the elements of all columns at one iteration to the panel."""
+        """Emit the copy of the elements of all columns at one iteration to the panel."""
         stores: list[Stmt] = []
         for j in range(self.columns):
             lane = Var("lane")
@@ -532,14 +536,14 @@ class PanelKernel(VectorKernel):
         return seq(*stores)
 
     def accumulate_step(self, k: Mapping[Var, PrimExpr], number: PrimExpr) -> Stmt:
-        """Add the products of a panel's row with the elements of rows."""
+        """Emit the products of a panel's row with the elements of rows."""
         lane = Var("lane")
         panel_indices = [number * self.width + j * self.lanes + lane for j in range(self.columns)]
         b = [BufferLoad(self.panel, (at,), self.panel.dtype) for at in panel_indices]
         return self.vector(lane, self.products(lane, b, k))
 
     def moved(self, to: Buffer, source: Buffer) -> Stmt:
-        """Move the sums of the tile between registers and the memory of the thread."""
+        """Emit the move of the tile's sums between registers and the memory of the thread."""
         begin = {self.sums: const(0), self.kept: self.tile * self.count}
         stores: list[Stmt] = []
         for at in range(0, self.count, self.lanes):
@@ -549,7 +553,7 @@ class PanelKernel(VectorKernel):
         return seq(*stores)
 
     def for_band(self, *stmts: Stmt) -> Stmt:
-        """Run statements for all tiles of the band."""
+        """Emit statements for all tiles of the band."""
         tile = Var("tile")
         return serial(
             tile, self.band, self.in_tile(tile, substitute(seq(*stmts), {self.tile: tile}))

@@ -44,8 +44,9 @@ MAX_LIGHT_OPERATIONS = 3
 
 
 class Epilogue:
-    """Writes `output` (the anchor itself, or injective on it and on other inputs) a vector at a
-    time."""
+    """A builder of the epilogue: `output` (the anchor itself, or injective on it and on other
+    inputs) is computed and stored a vector at a time.
+    """
 
     def __init__(
         self, anchor: te.Tensor, output: te.Tensor, buffers: Mapping[te.Tensor, Buffer]
@@ -60,6 +61,8 @@ class Epilogue:
             chosen = {
                 t for t in post_order_tensors([output]) if t is not anchor and is_injective(t)
             }
+            # All elementwise operators between anchor and output become one expression of the
+            # anchor's element.
             self.body = Inliner(chosen).expr(op.body[output.value_index])
 
     @property
@@ -82,7 +85,7 @@ class Epilogue:
         mask: PrimExpr | None,
         axis: int = -1,
     ) -> Stmt:
-        """Store `output[indices] = f(value)`.
+        """Emit `output[indices] = f(value)`.
 
         Args:
             indices: The index of the first element; that of `axis` is the first of neighbours.
@@ -108,8 +111,8 @@ class Epilogue:
         return broadcast(self._vectorize(env, value, mask), lanes)
 
     def put(self, flat: PrimExpr, last: PrimExpr, value: PrimExpr, mask: PrimExpr | None) -> Stmt:
-        """Store a vector from element `flat` on, whose last index is `last`; in longer rows where
-        the output is a part of a larger tensor.
+        """Emit the store of a vector from element `flat` on, whose last index is `last`; in longer
+        rows where the output is a part of a larger tensor.
         """
         address = self._place(flat, last, dt.lanes(value.dtype))
         return BufferStore(self.target, value, (address,), mask)
@@ -184,7 +187,9 @@ class Epilogue:
 
 
 def vector_binary(kind: type[BinaryExpr], a: PrimExpr, b: PrimExpr, dtype: str) -> PrimExpr:
-    """kind(a, b) where either may be a vector; ramps stay ramps under + - and * by scalars."""
+    """Return kind(a, b) where either may be a vector; ramps stay ramps under + - and * by
+    scalars.
+    """
     # A ramp index becomes one contiguous load; any other vector index would become a gather.
     if isinstance(a, Ramp) and dt.lanes(b.dtype) == 1 and kind in (Add, Sub):
         return Ramp(a.base + b if kind is Add else a.base - b, a.stride, a.lanes, a.dtype)

@@ -53,8 +53,9 @@ TILE_HEIGHTS = (MAX_LEVELS * ROWS, ROWS)
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What can be multiplied: dtypes of data, of a panel and of sums; the ability of a target; the
-    intrinsic."""
+    """The types of a product that matrix registers compute: dtypes of data, panel and sums, the
+    target feature, and the intrinsic.
+    """
 
     data: str
     panel: str
@@ -85,8 +86,9 @@ class MatrixTile:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What is multiplied: rows of `a` from element `a_base` on, `a_stride` apart; a panel of `b`
-    from element `b_base` on."""
+    """The operands of a tile: rows of `a` from element `a_base` on, `a_stride` apart; a panel of
+    `b` from element `b_base` on.
+    """
 
     a: Buffer
     a_base: PrimExpr
@@ -98,7 +100,7 @@ class Factors:
 def compute_matrix_tile(
     tile: MatrixTile, loops: Sequence[KLoop], factors: Factors, store: Store
 ) -> Stmt:
-    """Compute all sums of a tile over k, and run `store` on them.
+    """Emit all sums of a tile over k, and `store` on them.
 
     Args:
         tile: The shape.
@@ -147,8 +149,7 @@ def matrix_call(op: str, *args: ExprLike) -> Stmt:
 
 
 class _TileBuilder:
-    """The statements of a tile that is `high` registers high: their numbers are those of the data
-    by level, of the panel, the same of the words left over if there are, then of sums."""
+    """A builder of the statements of a tile that is `high` registers high."""
 
     def __init__(
         self, high: int, tile: MatrixTile, loops: Sequence[KLoop], factors: Factors
@@ -162,6 +163,7 @@ class _TileBuilder:
         # follow.
         self.first = (high + 1) * (2 if self.rest else 1)
         self.wide = -(-tile.valid // LANES)
+        # Eight tile registers in all: operands take `first` of them, the rest hold sums.
         max_columns = (REGISTERS - self.first) // high
         self.columns = -(
             -self.wide // -(-self.wide // max_columns)
@@ -172,7 +174,7 @@ class _TileBuilder:
         self.stage = Buffer("stage", (size,), tile.dtype, "local")
 
     def stmt(self, store: Store) -> Stmt:
-        """Shapes, sums part by part, and what becomes of them."""
+        """Emit the configuration, the sums part by part, and their stores."""
         group_starts = range(0, self.wide, self.columns)
         sums = [self.part(at, min(self.columns, self.wide - at)) for at in group_starts]
         return Allocate(self.stage, seq(self.shape(), *sums, *self.endings(store)))
@@ -184,7 +186,7 @@ class _TileBuilder:
         return simplify(self.tile.many - level * ROWS)
 
     def shape(self) -> Stmt:
-        """Configure all registers: rows, and bytes of a row."""
+        """Emit the configuration of all registers: rows, and bytes of a row."""
         levels = range(self.high)
         sizes: list[tuple[ExprLike, int]] = []
         # Shapes are set once per tile: a new configuration clears every register.
@@ -200,7 +202,7 @@ class _TileBuilder:
         return self.first + level * self.columns + column
 
     def part(self, at: int, count: int) -> Stmt:
-        """Compute the sums of `count` registers of columns from number `at` on."""
+        """Emit the sums of `count` registers of columns from number `at` on."""
         every = [(level, n) for level in range(self.high) for n in range(count)]
         zeros = [matrix_call("matrix_zero", self.sum(*position)) for position in every]
         stores = []
@@ -220,7 +222,7 @@ class _TileBuilder:
         return ((column + level * self.wide) * ROWS + row) * LANES
 
     def k_nest(self, at: int, count: int) -> Stmt:
-        """Return the loops over all of k."""
+        """Emit the loops over all of k."""
         f, inner = self.factors, self.inner
         variables = [Var(f"k{i}") for i in range(len(self.outer))]
         a_base, b_base = f.a_base, f.b_base + at * (LANES * self.word)
@@ -243,8 +245,8 @@ class _TileBuilder:
         return body
 
     def step(self, a: PrimExpr, b: PrimExpr, count: int, is_rest: bool) -> Stmt:
-        """Multiply one group of words: those of the panel are loaded once, those of the data for
-        each level.
+        """Emit the product of one group of words: those of the panel are loaded once, those of the
+        data for each level.
         """
         f, begin = self.factors, self.high + 1 if is_rest else 0
         a_bytes = f.a_stride * itemsize(f.a.dtype)
@@ -252,6 +254,8 @@ class _TileBuilder:
         done: list[Stmt] = []
         for level in range(self.high):
             address = BufferAddress(f.a, (a + f.a_stride * (level * ROWS),), access="r")
+            # The data's tiles are loaded once per step and reused for all columns; the panel's
+            # register is reloaded per column.
             done.append(matrix_call("matrix_load", begin + level, address, a_bytes))
         for n in range(count):
             address = BufferAddress(f.b, (b + n * (LANES * self.word),), access="r")
@@ -265,7 +269,7 @@ class _TileBuilder:
         return seq(*done)
 
     def endings(self, store: Store) -> list[Stmt]:
-        """Run `store` on all sums, level by level, row by row."""
+        """Emit `store` on all sums, level by level, row by row."""
         loops: list[Stmt] = []
         for level in range(self.high):
             row = Var("row")

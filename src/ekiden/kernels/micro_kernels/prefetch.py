@@ -24,8 +24,9 @@ Lets: TypeAlias = list[tuple[Var, PrimExpr]]
 
 @dataclass(frozen=True, slots=True)
 class Prefetches:
-    """Of tiles over `steps` steps of k on panels whose rows are `row` elements, `line` of which
-    are a cache line; the next panel begins `following` elements behind one."""
+    """The prefetches of tiles over `steps` steps of k on panels whose rows are `row` elements,
+    `line` of which are a cache line.
+    """
 
     buffer: Buffer
     row: int
@@ -37,7 +38,9 @@ class Prefetches:
     unroll: int
 
     def near(self, origin: PrimExpr, k: PrimExpr) -> list[Stmt]:
-        """Prefetch the row `own` iterations later, where iteration 0 reads the one at `origin`."""
+        """Emit the prefetch of the row `own` iterations later, where iteration 0 reads the one at
+        `origin`.
+        """
         at = origin + (k + self.own) * self.row
         rows = range(0, self.row if self.own else 0, self.line)
         return [Prefetch(self.buffer, (at + n,), 3) for n in rows]
@@ -68,7 +71,7 @@ class Prefetches:
         ]
 
         def ahead(origin: PrimExpr, k: PrimExpr, unrolled_index: int) -> list[Stmt]:
-            """Prefetch near rows to the first cache, and lines of the next panel to the second one
+            """Emit prefetches of near rows into L1, and of lines of the next panel into L2
             (locality 2).
 
             Lines of the next panel are spread evenly over the first tiles' iterations.

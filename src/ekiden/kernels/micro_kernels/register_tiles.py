@@ -53,8 +53,9 @@ MAX_DYNAMIC_ROWS = 6
 
 @dataclass(frozen=True, slots=True)
 class KLoop:
-    """One loop of the reduction: its extent, how far a step moves in the data and in the panel
-    (elements), and the first step; the innermost loop begins at 0."""
+    """One loop of the reduction: its extent, its strides in the data and in the panel (elements),
+    and its first iteration; the innermost loop begins at 0.
+    """
 
     extent: PrimExpr
     a_stride: PrimExpr
@@ -64,8 +65,9 @@ class KLoop:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A register tile: rows known when code is made, columns from `vectors` of `lanes`; `valid`
-    columns are stored."""
+    """A register tile: rows known at compile time, columns from `vectors` of `lanes`; `valid`
+    columns are stored.
+    """
 
     rows: int
     vectors: int
@@ -81,7 +83,7 @@ class Tile:
 
     @property
     def size(self) -> int:
-        """Vectors of results."""
+        """Return the number of result vectors."""
         return self.rows * self.vectors
 
     @property
@@ -95,15 +97,17 @@ class Tile:
 
 
 def max_rows(vectors: int, target: Target) -> int:
-    """Rows that fit in the register file beside one panel row and one broadcast; at most 12, as
-    more only cost code."""
+    """Return the rows that fit in the register file besides one panel row and one broadcast; at
+    most 12, as more only cost code.
+    """
     return max(1, min(12, (target.registers - 1 - vectors) // vectors))
 
 
 def fitting_lanes(valid: int, target: Target) -> int:
-    """Lanes of the vectors of a panel with `valid` columns in use: half of 512 bits where that
-    holds them all. No core is slower at that, those that cut a wide vector in two are twice as fast
-    (Zen 4, 3x39 taps of 8 channels into 8: 11.7 to 9.5 ms; 7x3 of 32 into 1: 2.9 to 1.8).
+    """Return the lanes of the vectors of a panel with `valid` columns in use: half of 512 bits
+    where that holds them all. No core is slower at that, those that cut a wide vector in two are
+    twice as fast (Zen 4, 3x39 taps of 8 channels into 8: 11.7 to 9.5 ms; 7x3 of 32 into 1: 2.9
+    to 1.8).
     """
     lanes = target.lanes("float32")
     return lanes // 2 if lanes > LANES_OF_256_BITS and 2 * valid <= lanes else lanes
@@ -133,7 +137,8 @@ written one after the other) -> prefetches."""
 
 @dataclass(frozen=True, slots=True)
 class PartialSums:
-    """Sums of a chunk of k.
+    """The sums of a chunk of k: whether it is the last one, and how sums of earlier chunks are
+    loaded and stored.
 
     They begin with what `load` gives (row, first column, mask), and are stored to be continued
     while `is_last` does not hold.
@@ -158,7 +163,7 @@ def compute_tile(
     parts: PartialSums | None = None,
     listed: IndexedSteps | None = None,
 ) -> Stmt:
-    """Zero the accumulators, run over k, store.
+    """Emit a register tile: clear the accumulators, run over k, store.
 
     With `staged` the results pass through a small buffer, and the code of `store` stands once in a
     loop, in a function of its own, instead of once per accumulator: for stores that compute much.
@@ -183,6 +188,7 @@ def compute_tile(
     # Only the first chain continues earlier sums; the others are added to it at the end.
     begin += [zero] * (tile.size * (tile.chains - 1))
     clear = [BufferStore(acc, value, (const(i),)) for i, value in enumerate(begin)]
+    # Each unrolled step of k adds to its own chain, so there are at least as many steps as chains.
     steps = max(unroll, tile.chains)
     multiply = seq(
         _k_nest(tile, loops, acc, a, a_rows, b, b_base, ahead, steps), *_sum_chains(tile, acc)
@@ -194,6 +200,8 @@ def compute_tile(
         if parts is not None:
             ending = IfThenElse(parts.is_last, ending, seq(*_stores(tile, acc, parts.keep)))
         return Allocate(acc, seq(*clear, multiply, ending))
+    # A long epilogue would need the accumulators' registers: the sums are spilled to L1 once, and
+    # the epilogue runs as a loop.
     stage = Buffer("stage", (const(tile.size * tile.lanes),), tile.dtype, "local")
     keep_sums = seq(
         *(
@@ -209,7 +217,7 @@ def compute_tile(
 
 
 def _sum_chains(tile: Tile, acc: Buffer) -> list[Stmt]:
-    """Sum all accumulators of each result into the first, by halves."""
+    """Emit the sum of all accumulators of each result into the first, by halves."""
     stores: list[Stmt] = []
     count = tile.chains
     while count > 1:
@@ -406,7 +414,8 @@ def balanced_rows(
     kind: ForKind = ForKind.SERIAL,
     index: Var | None = None,
 ) -> Stmt:
-    """Return a loop over tiles of at most `limit` rows that cover [0, total).
+    """Return a loop over tiles of at most `limit` rows that cover [0, total); their sizes differ by
+    at most one.
 
     Where the total is not known, tiles have at most DYNAMIC_ROWS rows: there is code for every
     number of rows.
@@ -426,6 +435,7 @@ def balanced_rows(
     tiles, base, extra, rows, first = (Var(n) for n in ("tiles", "base", "extra", "rows", "first"))
     choice: Stmt = body(1, first)
     for candidate in range(2, limit + 1):
+        # Rows must be constant in each copy, so that accumulators are registers and not an array.
         choice = IfThenElse(rows.equal(candidate), body(candidate, first), choice)
     is_long = call_intrin("if_then_else", index < extra, const(1), const(0))
     tile_body = LetStmt(
@@ -440,8 +450,8 @@ def balanced_rows(
 def stepped_rows(
     total: PrimExpr, sizes: Sequence[int], body: Callable[[int, PrimExpr], Stmt], kind: ForKind
 ) -> Stmt:
-    """Tiles that cover [0, total) where it is not known: as many as fit of each size, the largest
-    first; the last is 1.
+    """Return loops over tiles that cover [0, total) where it is not known: as many as fit of each
+    size, the largest first; the last size is 1.
 
     Less code than `balanced_rows`, and slower where few rows are left over.
     """
@@ -486,7 +496,7 @@ def _static_rows(
 def vector_loop_with_tail(
     count: PrimExpr, lanes: int, body: Callable[[PrimExpr, int], Stmt]
 ) -> Stmt:
-    """Run `body(first, lanes)` over [0, count) in full vectors, then `body(i, 1)` for the
+    """Emit `body(first, lanes)` over [0, count) in full vectors, then `body(i, 1)` for the
     remainder.
     """
     main, tail = Var("i"), Var("j")

@@ -30,7 +30,7 @@ TRANSPOSABLE_DTYPES = frozenset(
 
 
 def tile_size(dtype: str, target: Target) -> int:
-    """Rows and columns of a tile; 1 where there is none for a type of elements."""
+    """Return the rows and columns of a tile; 1 where there is none for a dtype."""
     if dtype not in TRANSPOSABLE_DTYPES or not target.has("shuffles"):
         return 1
     bits = dt.SCALAR_BITS[dtype]
@@ -38,7 +38,7 @@ def tile_size(dtype: str, target: Target) -> int:
 
 
 def _pairs(vectors: Sequence[Var], group: int) -> list[tuple[Var, Var]]:
-    """Neighbours half a group apart, in each group."""
+    """Return the vectors half a group apart, in each group: the pairs of a butterfly."""
     half = group // 2
     return [
         (vectors[g + i], vectors[g + i + half])
@@ -69,13 +69,15 @@ def _alternate_orders(lanes: int, group_lanes: int) -> tuple[list[int], list[int
 
 
 def transpose_rows(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt]) -> Stmt:
-    """Transpose a square tile: run `keep(n, vector)` for each column.
+    """Emit the transposition of a square tile: `keep(n, vector)` for each column.
 
     Args:
         rows: Vectors of as many lanes as there are rows.
         keep: Returns the statement that stores a column.
     """
     count, dtype = len(rows), rows[0].dtype
+    # Shuffles within 128 bits are one instruction on x86 and Arm; crossing 128-bit groups is left
+    # to the last rounds.
     group_lanes = min(count, SHUFFLE_BITS // dt.SCALAR_BITS[dt.element(dtype)])
     lets: list[tuple[Var, PrimExpr]] = [(Var("row", dtype), row) for row in rows]
     current = [var for var, _ in lets]
@@ -114,7 +116,8 @@ def transpose_rows(rows: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stm
 def interleave(
     vectors: Sequence[PrimExpr], keep: Callable[[int, PrimExpr], Stmt], apart: bool = False
 ) -> Stmt:
-    """Interleave vectors, as planar channels to pixels; or deinterleave pixels to channels.
+    """Emit the interleaving of vectors, as planar channels to pixels; or the deinterleaving of
+    pixels to channels.
 
     Args:
         vectors: The vectors.

@@ -61,7 +61,7 @@ INT16_MAX, SIGN_BIT = (1 << 15) - 1, 1 << 7
 
 
 class _BlockKernel(WordPanels):
-    """One kernel being built."""
+    """A builder of one kernel."""
 
     def __init__(
         self,
@@ -73,6 +73,8 @@ class _BlockKernel(WordPanels):
         self.of = packed_of(find_anchor(outputs, TAG))
         super().__init__(inputs, outputs, target, decision, TAG, self.of.panel)
         self.data, self.weight = self.operands
+        # A step per unit and a sum per group: the sum times the smallest level corrects for
+        # unsigned levels.
         self.rounded = DynamicQuantization.of(self.data, UNIT_VALUES, self.of.format.group)
         self.bytes = self.rounded.bytes
         self.is_rounded = self.anchor.op.attrs["activations"] == "int8"
@@ -84,6 +86,8 @@ class _BlockKernel(WordPanels):
         levels = self.of.format.levels
         self.dot = exact_dot(target)
         if self.dot == NARROW_DOT and levels.bits > NARROW_BITS:
+            # The narrow dot adds two u8 * s8 products in int16 with saturation: levels above 7 bits
+            # could saturate it.
             self.dot = SIGNED_DOT
         self.least = levels.least + (SIGN_BIT if self.dot == SIGNED_DOT else 0)
         """Of a level, more than what is multiplied."""
@@ -130,7 +134,7 @@ class _BlockKernel(WordPanels):
         return factors
 
     def level(self, words: dict[tuple[int, int, int], Var], step: int, v: int) -> PrimExpr:
-        """Four levels in each lane, of step `step` of a unit."""
+        """Return four levels in each lane, of step `step` of a unit."""
         levels: PrimExpr | None = None
         low = 0
         for n, bit_field in enumerate(self.of.format.levels.parts):
@@ -177,7 +181,7 @@ class _BlockKernel(WordPanels):
     def block(
         self, acc: Buffer, rows: int, first: PrimExpr, panel: PrimExpr, column: int, vectors: int
     ) -> Stmt:
-        """Return the loop over all blocks of k for a tile."""
+        """Emit the loop over all blocks of k for a tile."""
         b, u, base, at = Var("block"), Var("unit"), Var("base"), Var("at")
         kind = _Unit if self.is_rounded else _FloatUnit
         unit = kind(self, acc, rows, first, column, vectors, b, u, base, at)
@@ -190,7 +194,7 @@ class _BlockKernel(WordPanels):
     def ahead(
         self, rows: int, first: PrimExpr, panel: PrimExpr, at: PrimExpr, unit: PrimExpr
     ) -> Stmt:
-        """Prefetch the next panel from several tiles, or the stream of one tile.
+        """Emit the prefetch of the next panel from several tiles, or of the stream of one tile.
 
         Several tiles of a panel each prefetch some units of the next one, which the first of them
         would wait for: into L2, as two panels of bytes are more than L1. One tile alone reads a
@@ -217,7 +221,7 @@ class _BlockKernel(WordPanels):
 
 
 class _Unit:
-    """The values of a unit for a tile."""
+    """An emitter of the values of a unit for a tile."""
 
     def __init__(
         self,
@@ -245,7 +249,7 @@ class _Unit:
         self.scales: dict[tuple[int, int], list[Var]] = {}
 
     def body(self, step: int = 0) -> Stmt:
-        """Return the statements from an iteration on; a word is loaded where it is used first."""
+        """Emit the statements from an iteration on; a word is loaded where it is used first."""
         if step == WORDS_PER_UNIT:
             return seq()
         loads = []
@@ -276,7 +280,7 @@ class _Unit:
         return var, self.kernel.vector(self.place + at * WORD_BYTES, "int32")
 
     def products(self, step: int) -> Stmt:
-        """Multiply four values of all rows."""
+        """Emit the products of four values of all rows."""
         kernel = self.kernel
         levels = [Var(f"l{v}", kernel.kind) for v in range(self.vectors)]
         rows_of_products: list[Stmt] = []
@@ -285,6 +289,8 @@ class _Unit:
             updates = []
             for v in range(self.vectors):
                 n = const(i * self.vectors + v)
+                # int16 sums hold twice as many lanes; they are chosen only where a group cannot
+                # overflow them.
                 instruction = SHORT_DOT if kernel.is_short else kernel.dot
                 sums = self.sums[n]
                 total = _intrin(instruction, sums.dtype, sums, levels[v], value)
@@ -303,7 +309,7 @@ class _Unit:
         return self.kernel.rounded.total[at]
 
     def begin(self, group: int) -> list[Stmt]:
-        """Initialize the sums of a group: levels are counted from the smallest."""
+        """Emit the initial sums of a group: levels are counted from the smallest."""
         if self.kernel.is_short:
             zero = broadcast(const(0, "int16"), 2 * self.kernel.lanes)
             count = self.rows * self.vectors
@@ -336,7 +342,7 @@ class _Unit:
         return _intrin("madd_s16", kind, start, words, self.kernel.number(0x00010001))
 
     def end(self, group: int) -> Stmt:
-        """Add the scaled sums of a group to the results."""
+        """Emit the addition of a group's scaled sums to the results."""
         kernel = self.kernel
         has_offset = kernel.of.format.offset is not None
         steps = [Var(f"step{i}", kernel.real) for i in range(self.rows)]
@@ -375,7 +381,7 @@ class _Unit:
 
 
 class _FloatUnit(_Unit):
-    """Unit whose data stay floats: numbers of the weight are decoded one by one."""
+    """An emitter for data that stay floats: numbers of the weight are decoded one by one."""
 
     def begin(self, group: int) -> list[Stmt]:
         """Name the scales: nothing is summed in integers."""
@@ -408,7 +414,7 @@ class _FloatUnit(_Unit):
         return seq(*stmts)
 
     def value(self, k: int, byte: int, v: int, level: Var, scales: list[Var]) -> Stmt:
-        """Decode value k of the unit, byte `byte` of levels, and multiply it."""
+        """Emit the decoding of value k of the unit, byte `byte` of levels, and its product."""
         kernel, number = self.kernel, Var(f"b{v}_{byte}", self.kernel.real)
         level_value = kernel.byte(level, byte)
         min_level = kernel.of.format.levels.least
@@ -428,7 +434,7 @@ class _FloatUnit(_Unit):
         return LetStmt(number, decoded, seq(*stores))
 
     def end(self, group: int) -> Stmt:
-        """Do nothing: sums are complete."""
+        """Emit nothing: sums are complete."""
         return seq()
 
 

@@ -40,7 +40,7 @@ from ekiden.topi.nn.weights import WORD
 
 
 class _IndexedDense:
-    """One kernel being built."""
+    """A builder of one kernel."""
 
     def __init__(
         self, inputs: list[te.Tensor], outputs: list[te.Tensor], target: Target, decision: Decision
@@ -73,7 +73,7 @@ class _IndexedDense:
     def tile(
         self, rows: int, first: PrimExpr, panel: PrimExpr, valid: int, number: PrimExpr | None
     ) -> Stmt:
-        """Compute one tile of `rows` rows and one panel.
+        """Emit one tile of `rows` rows and one panel.
 
         Args:
             rows: Rows of the tile.
@@ -123,7 +123,7 @@ class _IndexedDense:
         return IndexedSteps(self.listed, self.places, begin, origin, const(WORD), const(self.step))
 
     def row_tiles(self, panels: PrimExpr, begin: PrimExpr, valid: int, kind: ForKind) -> Stmt:
-        """Return row tiles outside, panels [begin, begin + panels) inside."""
+        """Emit row tiles outside, panels [begin, begin + panels) inside."""
         panel = Var("p")
 
         def body(rows: int, first: PrimExpr) -> Stmt:
@@ -133,7 +133,7 @@ class _IndexedDense:
         return balanced_rows(self.rows, self.limit(valid), body, kind)
 
     def panel_tiles(self, panel: PrimExpr, valid: int) -> Stmt:
-        """Return all rows of one panel."""
+        """Emit all rows of one panel."""
         number = Var("t")
 
         def body(rows: int, first: PrimExpr) -> Stmt:
@@ -150,7 +150,7 @@ class _IndexedDense:
         return max(rows, min(MAX_NARROW_TILE_ROWS, register_rows))
 
     def any_panel(self, panel: PrimExpr) -> Stmt:
-        """Return all rows of a panel, which may be the narrow one."""
+        """Emit all rows of a panel, which may be the narrow one."""
         num_full, tail_columns = divmod(self.units, self.width)
         if tail_columns == 0:
             return self.panel_tiles(panel, self.width)
@@ -160,7 +160,7 @@ class _IndexedDense:
         return IfThenElse(panel < num_full, self.panel_tiles(panel, self.width), narrow)
 
     def run(self, begin: PrimExpr, end: PrimExpr, is_end: PrimExpr, kind: ForKind) -> Stmt:
-        """Return row tiles of panels [begin, end); the narrow one is among them if `is_end`."""
+        """Emit row tiles of panels [begin, end); the narrow one is among them if `is_end`."""
         num_full, tail_columns = divmod(self.units, self.width)
         stmts = []
         if num_full:
@@ -174,14 +174,14 @@ class _IndexedDense:
         return seq(*stmts)
 
     def body(self) -> Stmt:
-        """Return all panels, on data widened before if their words are multiplied in pairs."""
+        """Emit all panels, on data widened before if their words are multiplied in pairs."""
         if self.pairs is None:
             return self.all_panels()
         wide = widen_pairs(self.a, self.pairs, simplify(self.rows * self.k), self.lanes)
         return Allocate(self.pairs, seq(wide, self.all_panels()))
 
     def all_panels(self) -> Stmt:
-        """Return all panels, of which the last one may be narrower."""
+        """Emit all panels, of which the last one may be narrower."""
         panels, always = -(-self.units // self.width), const(True, "bool")
         if self.decision["split"] == "rows":
             return self.run(const(0), const(panels), always, ForKind.PARALLEL)

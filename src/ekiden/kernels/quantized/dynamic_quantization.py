@@ -33,8 +33,8 @@ MIN_THREAD_ELEMENTS = 1 << 13
 
 @dataclass(frozen=True, slots=True)
 class DynamicQuantization:
-    """Buffers of quantized data; `block` numbers of a row have a step, and `group` of them
-    a sum.
+    """The buffers of dynamically quantised data; `block` numbers of a row have a step, and `group`
+    of them a sum.
     """
 
     data: Buffer
@@ -60,7 +60,7 @@ class DynamicQuantization:
         )
 
     def around(self, rows: PrimExpr, lanes: int, body: Stmt) -> Stmt:
-        """Return the body after the data are quantized; rows in parallel."""
+        """Emit the quantisation of the data, rows in parallel, then the body."""
         depth = self.data.shape[-1]
         assert isinstance(depth, IntImm)
         row, n = Var("row"), Var("n")
@@ -76,7 +76,7 @@ class DynamicQuantization:
 
 
 class _BlockQuantizer:
-    """One block of a row."""
+    """A builder of the quantisation of one block of a row."""
 
     def __init__(self, to: DynamicQuantization, row: Var, number: PrimExpr, lanes: int) -> None:
         self.to, self.row, self.number, self.lanes = to, row, number, lanes
@@ -86,7 +86,7 @@ class _BlockQuantizer:
         self.rounded = [Var(f"q{i}", self.whole) for i in range(count)]
 
     def body(self) -> Stmt:
-        """Return the quantization of a block, the largest magnitude first."""
+        """Emit the quantisation of a block, the largest magnitude first."""
         magnitude, inverse_step, step = (Var(n, "float32") for n in ("most", "finer", "step"))
         stmt = seq(BufferStore(self.to.step, step, (self.number,)), *self.stores())
         for var, value in zip(reversed(self.rounded), reversed(self.values), strict=True):
@@ -108,7 +108,7 @@ class _BlockQuantizer:
         return stmt
 
     def stores(self) -> list[Stmt]:
-        """Return the stores of the bytes, and of the sums of groups."""
+        """Emit the stores of the bytes, and of the sums of groups."""
         stmts: list[Stmt] = []
         for i, value in enumerate(self.rounded):
             at = ramp(self.number * self.to.block + i * self.lanes, 1, self.lanes)

@@ -29,7 +29,7 @@ TAG = "dense_nibbles_pack"
 
 
 class _Int4Kernel(WordPanels):
-    """One kernel being built."""
+    """A builder of one kernel."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class _Int4Kernel(WordPanels):
         at: PrimExpr,
         vectors: int,
     ) -> Stmt:
-        """Add a word of each row of the weight to the sums.
+        """Emit the addition of a word of each row of the weight to the sums.
 
         Args:
             sums: The sums of the block.

@@ -147,6 +147,8 @@ def split_large_pairs(weight: Array) -> tuple[Array, Array]:
     above = np.maximum(wide, 0).sum(-1) > MAX_PAIR_SUM
     is_large = above | (np.minimum(wide, 0).sum(-1) < -MAX_PAIR_SUM)
     # Half of a pair, and the other half, are each at most 128 in sum; both are exact integers.
+    # 255 * 128 = 32640 fits int16: with pair sums of at most 128, the saturating instruction never
+    # saturates.
     remainder = np.where(is_large[..., None], pairs >> 1, 0).astype(np.int8)
     has_remainder = is_large.any((-1, -2))
     count = int(has_remainder.sum(1).max(initial=0))
@@ -174,8 +176,8 @@ def widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) -> Stmt
     words = simplify(size // WORD)
 
     def body(at: PrimExpr, width: int) -> Stmt:
-        """Words of four bytes b0 b1 b2 b3 as int16 b0 b2 b1 b3, by masks and shifts within each
-        word.
+        """Emit the widening of words of four bytes b0 b1 b2 b3 to int16 b0 b2 b1 b3, by masks and
+        shifts within each word.
         """
         first = at * WORD
         wide = f"int64x{width}" if width > 1 else "int64"
@@ -200,6 +202,7 @@ def widen_pairs(data: Buffer, pairs: Buffer, size: PrimExpr, lanes: int) -> Stmt
 
     vector, tail = Var("vector"), Var("tail")
     whole = simplify(words // lanes)
+    # A copy is memory-bound: a thread needs enough bytes to pay for its start.
     grain = max(1, MIN_THREAD_BYTES // (WORD * lanes))
     vectors = For(
         vector, const(0), whole, ForKind.PARALLEL, body(vector * lanes, lanes), {"grain": grain}

@@ -43,8 +43,9 @@ PLAIN_INTEGER_COST = 8.0
 
 
 def relative_cost(outputs: list[te.Tensor], chosen: Chosen, target: Target) -> float:
-    """Return how many times as long as its floats the kernel of a product of integers takes by the
-    model; 0 where it is none, or on a device."""
+    """Return the modelled ratio of an integer product's cycles to those of the same product of
+    floats; 0 where it is none, or on a device.
+    """
     if target.kind.has_threads:
         return 0.0
     anchor = chosen.anchor
@@ -99,8 +100,9 @@ def _winograd_relative_cost(anchor: te.Tensor, target: Target) -> float:
 
 
 def _sizes(anchor: te.Tensor, data: te.Tensor) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """Return (images, height, width) of a result, and the channels of both sides; guesses where
-    only the run knows them."""
+    """Return (images, height, width) of a result, and the channels of both sides; estimates where
+    only the run knows them.
+    """
     images, height, width = (size_of(d) or 0 for d in anchor.shape[:3])
     side = math.isqrt(UNKNOWN_EXTENT)
     channels = size_of(data.shape[-1]) or 0, size_of(anchor.shape[-1]) or 0

@@ -25,7 +25,7 @@ NARROW_VECTORS = 2
 
 
 class WordPanels:
-    """Kernel under construction: `block` emits the sums of a tile."""
+    """A builder of a kernel: `block` emits the sums of a tile."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class WordPanels:
 
     @property
     def narrow(self) -> int:
-        """Vectors of tiles of many rows."""
+        """Return the vectors of tiles of many rows."""
         return NARROW_VECTORS
 
     def block(
@@ -95,7 +95,7 @@ class WordPanels:
         return seq(tile_stmt, self.tile(rows, first, panel, column + width, valid - width))
 
     def panels(self, count: int, begin: int, valid: int) -> Stmt:
-        """Return some panels in parallel, all rows of each."""
+        """Emit some panels in parallel, all rows of each."""
         panel = Var("p")
         inside = balanced_rows(
             self.rows,
@@ -105,7 +105,7 @@ class WordPanels:
         return For(panel, const(begin), const(count), ForKind.PARALLEL, inside, {"grain": 1})
 
     def body(self) -> Stmt:
-        """Return the full panels, then the last one if it is narrower."""
+        """Emit the full panels, then the last one if it is narrower."""
         num_full, tail_columns = divmod(self.units, self.panel)
         stmts = [self.panels(num_full, 0, self.panel)] if num_full else []
         if tail_columns:

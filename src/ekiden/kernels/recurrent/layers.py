@@ -67,8 +67,10 @@ PEEPHOLES = ("p_i", "p_f", "p_o")
 
 
 class Layer:
-    """The statement of one layer. `inputs` are data [steps, batch, gates * hidden], weight (packed,
-    or as it is), and those of `cell.given`; `outputs` all hidden states and the last states."""
+    """A builder of the statement of one layer. `inputs` are data [steps, batch, gates * hidden],
+    weight (packed, or as it is), and those of `cell.given`; `outputs` all hidden states and the
+    last states.
+    """
 
     def __init__(
         self,
@@ -147,7 +149,7 @@ class Layer:
     # Before and after the loop.
 
     def copy_state(self, name: str, first: bool) -> Stmt:
-        """Copy a state from its initial value, or to its output."""
+        """Emit the copy of a state from its initial value, or to its output."""
         row, panel = Var("row"), Var("panel")
         state, mask = self.states[name], self.mask(panel)
         inside, outside = (row * n + panel * self.lanes for n in (self.width, self.hidden))
@@ -177,6 +179,7 @@ class Layer:
             value: PrimExpr = BufferLoad(self.weight, index, dt.with_lanes(dtype, lanes))
             if mask is not None:
                 value = if_then_else(mask, value, zero)
+            # The last word of a row is padded with zeros, which add nothing to the products.
             if self.depth * self.word != self.hidden:
                 value = if_then_else(column < self.hidden, value, zero)
             offset = ((panel * self.depth + k) * gates + gate) * (lanes * self.word) + byte
@@ -209,8 +212,8 @@ class Layer:
         return (self.reset, const(0)) if phase else (self.h, t % 2 * self.size)
 
     def quantize(self, t: PrimExpr, phase: int) -> Stmt:
-        """Quantize the state of a phase to bytes, with a scale and zero point: those of the
-        smallest range that holds the state and 0.
+        """Emit the quantisation of a phase's state to bytes, with a scale and zero point: those of
+        the smallest range that holds the state and 0.
         """
         source, start = self.state(t, phase)
         shape, one = (const(self.lanes),), const(0)
@@ -270,7 +273,7 @@ class Layer:
         return gate_values
 
     def units(self, t: PrimExpr, phase: int, panel: PrimExpr, weight: Buffer) -> Stmt:
-        """Return the product and the cell of a panel, for all sequences."""
+        """Emit the product and the cell of a panel, for all sequences."""
         chosen, lanes = self.cell.phases[phase], self.lanes
         dtype = "int32" if self.is_bytes else "float32"
 
@@ -307,7 +310,7 @@ class Layer:
         panel: tuple[PrimExpr, Buffer],
         products: Buffer,
     ) -> Stmt:
-        """Compute the products of some gates in a step and a phase.
+        """Emit the products of some gates in a step and a phase.
 
         Args:
             when: The step and the phase.
@@ -320,6 +323,8 @@ class Layer:
         chosen = self.cell.phases[phase]
         count, wide, chains = len(gates), len(gates) * lanes, 1
         if self.target is not None:
+            # With few rows and gates, one accumulator per sum would wait for the latency of each
+            # multiply-add.
             chains = chains_of(rows, count, self.target, self.factor)
         shape = Tile(rows, count, lanes, wide, products.dtype, self.dot, chains)
         behind = (gates[0] - chosen[0]) * lanes
@@ -354,7 +359,7 @@ class Layer:
         products: Buffer,
         at: PrimExpr,
     ) -> Stmt:
-        """Compute the cell of a panel's units in one sequence; its products begin at `at`."""
+        """Emit the cell of a panel's units in one sequence; its products begin at `at`."""
         chosen, lanes, mask = self.cell.phases[phase], self.lanes, self.mask(panel)
         unit, state_offset = panel * lanes, row * self.width + panel * lanes
         when, is_active = self.time(t, row)
@@ -396,11 +401,12 @@ class Layer:
         state_offset: PrimExpr,
         output: tuple[PrimExpr, PrimExpr | None, PrimExpr | None],
     ) -> Stmt:
-        """Store what a cell computed. A sequence that has ended keeps its state, and its output is
-        zero.
+        """Emit the stores of a cell's new values. A sequence that has ended keeps its state, and
+        its output is zero.
         """
         at, is_active, mask = output
         targets = {
+            # Double-buffered: other panels of this step still read the previous state.
             "h": (self.h, (1 - t % 2) * self.size + state_offset),
             "c": (self.c, state_offset),
             "reset": (self.reset, state_offset),
@@ -427,9 +433,10 @@ class Layer:
         return body
 
     def step(self, t: PrimExpr, phase: int, weight: Buffer) -> Stmt:
-        """Return all panels of a phase; the run of each thread forth in even steps, back in odd
+        """Emit all panels of a phase; each thread runs its panels forth in even steps, back in odd
         ones.
         """
+        # Each step ends in a barrier of all threads: small layers are faster on one thread.
         products = self.hidden * self.hidden * len(self.cell.phases[phase])
         if isinstance(self.batch, IntImm):
             products *= self.batch.value
@@ -447,7 +454,7 @@ class Layer:
         return seq(self.quantize(t, phase), shared) if self.is_bytes else shared
 
     def body(self) -> Stmt:
-        """Return the complete layer."""
+        """Emit the complete layer."""
         weight, pack_stmt = (self.weight, None) if self.is_packed else self.packed()
         t = Var("t")
         phases = [self.step(t, n, weight) for n in range(len(self.cell.phases))]

@@ -198,6 +198,7 @@ def default(anchor: te.Tensor, target: Target, fixed: Fixed) -> Decision:
     weight = operands_of(anchor)[1]
     matrices = matrix_dot(weight, target) if _row_words(sizes, weight) >= MIN_MATRIX_WORDS else None
     instructions = (matrices, dots(target)[0])
+    # Matrix registers are chosen above only where a row of the reduction fills them.
     if chosen.setdefault("dot", next(filter(None, instructions))) in MATRIX_DOTS:
         chosen.setdefault("rows", TILE_HEIGHTS[0])
         # Matrix registers take all of k at once, and their loads stream.

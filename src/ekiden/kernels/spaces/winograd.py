@@ -60,8 +60,8 @@ TILE_SIDE_KNOB = "m"
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """Arithmetic of transformed data and weights: the dtype that iterations of k count in, the
-    bytes of an element of both, the elements of an iteration, and the dtype of data before.
+    """The arithmetic of transformed data and weights: the dtype that iterations of k count in, the
+    bytes of an element of both, the elements of an iteration, and the dtype of data.
     """
 
     dtype: str

@@ -40,7 +40,7 @@ SIMULATED_QUANTIZE = "relay.op.annotation.simulated_quantize"
 
 
 class State(Enum):
-    """The state of a value on its way to integers."""
+    """Annotation state of an expression."""
 
     FLOAT = "not rounded"
     BYTES = "rounded"
@@ -49,13 +49,13 @@ class State(Enum):
 
 
 def is_product(name: str) -> bool:
-    """Return whether an operator sums products and has an integer form."""
+    """Return whether an operator is a contraction that has an integer form."""
     has_rules = name in OP_ATTRS.get(RULES, {}) and OP_ATTRS.get(ALONE, {}).get(name)
     return bool(has_rules) and Op.get(name).definition.macs is not None
 
 
 class _Annotator:
-    """Rewrites one function; `states` holds the states of its new expressions."""
+    """Annotation rewriter of one function; `states` maps its new expressions to their states."""
 
     def __init__(self, body: RelayExpr, config: QConfig) -> None:
         self.config = config
@@ -67,7 +67,7 @@ class _Annotator:
         self.useful = _useful(order, self._is_wanted)
 
     def _is_wanted(self, call: Call, name: str) -> bool:
-        """Return whether a product is to be computed in integers."""
+        """Return whether the configuration requests this contraction in integers."""
         skipped = self.config.skip_conv_layers
         if name == "nn.dense" and self.config.skip_dense_layer:
             return False
@@ -76,7 +76,7 @@ class _Annotator:
         return all(_is_float(arg) for arg in call.args) and self.config.guard(call)
 
     def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Return the expression with its operands quantized according to the rule table."""
+        """Return the expression with its operands quantized according to the operator rules."""
         if not isinstance(old, Call) or not isinstance(new, Call) or not isinstance(old.op, Op):
             return new
         name = old.op.name
@@ -91,7 +91,9 @@ class _Annotator:
         return self._once(old, quantised, state)
 
     def _follow(self, old: Call, new: Call, name: str) -> tuple[State, Call]:
-        """Return the state and call of an operator that is no product."""
+        """Return the state and rewritten call of an operator that is no contraction, from its
+        operands' states.
+        """
         states = [self._state(arg) for arg in new.args]
         first = states[0]
         if all(state_of_arg is State.FLOAT for state_of_arg in states):
@@ -117,7 +119,7 @@ class _Annotator:
         return self.states.get(expr, State.FLOAT)
 
     def _on_bytes(self, call: Call, args: Sequence[RelayExpr]) -> Call:
-        """Return the call with every operand quantized, tuples elementwise."""
+        """Return the call with every operand quantized, tuples field by field."""
         quantised_args = [
             Tuple(tuple(map(self._bytes, arg.fields))) if isinstance(arg, Tuple)
             else self._bytes(arg)
@@ -126,12 +128,13 @@ class _Annotator:
         return Call(call.op, tuple(quantised_args), call.attrs, call.type_args, call.span)
 
     def _bytes(self, expr: RelayExpr) -> RelayExpr:
-        """Quantize a value, once for all its readers."""
+        """Return the simulated quantization of a value, shared by all its uses."""
         if self._state(expr) is State.BYTES:
             return expr
         constant = isinstance(expr, Constant)
         kind = QAnnotateKind.WEIGHT if constant else QAnnotateKind.INPUT
         if (expr, kind) not in self.rounded:
+            # Symmetric range without the lowest integer, so that negation cannot overflow.
             max_level = float(2 ** (self.config.get_nbit_by_kind(kind) - 1) - 1)
             step, low, high = (const(np.float32(bound)) for bound in (0.0, -max_level, max_level))
             quantised = simulated_quantize(expr, step, low, high, kind)
@@ -140,9 +143,7 @@ class _Annotator:
         return self.rounded[expr, kind]
 
     def _once(self, old: RelayExpr, result: Call, state: State) -> RelayExpr:
-        """Return the result, quantized here if it has several readers, so that none
-        recomputes it.
-        """
+        """Return the result, quantized here if it has several uses, so that none recomputes it."""
         if state is State.FLOAT:
             return result
         self.states[result] = state
@@ -156,15 +157,16 @@ def _is_float(expr: RelayExpr) -> bool:
 
 
 def _numbers(order: Sequence[RelayExpr]) -> dict[RelayExpr, int]:
-    """Number the convolutions in evaluation order."""
+    """Number the conv2d calls in evaluation order."""
     convolutions = [e for e in order if isinstance(e, Call) and e.op == Op.get("nn.conv2d")]
     return {conv: at for at, conv in enumerate(convolutions)}
 
 
 def _useful(order: Sequence[RelayExpr], is_wanted: Callable[[Call, str], bool]) -> set[RelayExpr]:
-    """Return the values that an integer product reads, through operators that have rules."""
+    """Return the values that reach an integer contraction through operators with rules."""
     used: set[RelayExpr] = set()
     rules = OP_ATTRS.get(RULES, {})
+    # Reverse post-order: all uses of an expression are seen before the expression itself.
     for expr in reversed(order):
         if not isinstance(expr, Call) or not isinstance(expr.op, Op):
             if isinstance(expr, Tuple) and expr in used:

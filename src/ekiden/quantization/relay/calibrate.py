@@ -45,13 +45,13 @@ def quantize_calls(main: Function) -> list[Call]:
 
 
 def _plain(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-    """Drop a simulated quantization, since the float values are observed."""
+    """Replace a simulated quantization by its float operand, for observing float values."""
     return new.args[0] if isinstance(new, Call) and op_of(new) == SIMULATED_QUANTIZE else new
 
 
 def collect(module: IRModule, chunk: int = -1) -> Iterator[tuple[list[Call], IRModule]]:
-    """Yield the quantizations of inputs, at most `chunk` at a time, with a module whose `main`
-    returns the float values there.
+    """Yield the non-weight quantizations, at most `chunk` at a time, with a module whose `main`
+    returns their float operands.
     """
     main = module["main"]
     assert isinstance(main, Function)
@@ -71,8 +71,8 @@ def _kind(quantize_call: Call) -> int:
 def ranges(
     module: IRModule, config: QConfig, data: Samples, compile: Callable[[IRModule], ModelFunction]
 ) -> dict[Call, float]:
-    """Return the magnitude covered by the integers of each input, by the configured method. Raises
-    InputError for data that produce values which are not finite.
+    """Return the magnitude that the integers of each input cover, found in the data by the
+    configured method. Raises InputError for data that produce values which are not finite.
     """
     method = METHODS[CALIBRATE_MODES[config.calibrate_mode]]
     reach_of: dict[Call, float] = {}
@@ -97,8 +97,8 @@ def ranges(
 
 
 def with_steps(module: IRModule, config: QConfig, inputs: Mapping[Call, float]) -> IRModule:
-    """Return the module with its quantization steps set: weights from their own values, inputs as
-    given, or the configuration's global one.
+    """Return the module with all quantization steps set: of weights from their values, of inputs
+    from `inputs` or else the global scale.
     """
     main = module["main"]
     assert isinstance(main, Function)
@@ -113,7 +113,7 @@ def with_steps(module: IRModule, config: QConfig, inputs: Mapping[Call, float]) 
         steps[call] = reach / 2 ** (config.get_nbit_by_kind(_kind(call)) - 1)
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Replace the step of a simulated quantization."""
+        """Set the step of one simulated quantization."""
         if old not in steps or not isinstance(new, Call):
             return new
         data, _, low, high = new.args

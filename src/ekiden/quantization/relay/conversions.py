@@ -42,6 +42,7 @@ def partition_conversions(
     names = [GlobalVar(function_name) for function_name in _FUNCTION_NAMES]
     middle = Function(tuple(middle_params), inside)
     first = Function(main.params, Tuple(tuple(before)))
+    # Fresh variables: a Var belongs to one function, and `first` already binds the old ones.
     params = tuple(Var(param.name_hint, param.checked_type) for param in main.params)
     quantised = Call(names[0], params)
     fields = tuple(TupleGetItem(quantised, at) for at in range(len(middle_params)))
@@ -75,7 +76,7 @@ def _inputs(main: Function) -> tuple[list[RelayExpr], RelayExpr, list[Var]]:
 
 
 def _outputs(body: RelayExpr) -> tuple[Function, RelayExpr]:
-    """Return the function that dequantizes the middle's results, and the middle body without it."""
+    """Return the function that dequantizes the results, and the middle body without it."""
     several = isinstance(body, Tuple)
     fields = body.fields if isinstance(body, Tuple) else (body,)
     inner = [
@@ -98,7 +99,7 @@ def _outputs(body: RelayExpr) -> tuple[Function, RelayExpr]:
 
 
 def _variable(name: str, like: RelayExpr) -> Var:
-    """Return a variable of an expression's type."""
+    """Return a new variable with the type of an expression."""
     var = Var(name, like.checked_type)
     var.set_checked_type(like.checked_type)
     return var

@@ -35,8 +35,8 @@ INT8_LIMIT = 127.0
 
 
 def _numbers(call: Call) -> list[float]:
-    """Return the step and bounds of a simulated quantization. Raises CompileError if they are not
-    calibrated.
+    """Return the step, lower and upper bound of a simulated quantization. Raises CompileError if
+    they are not calibrated.
     """
     values = [arg.data.item() for arg in call.args[1:] if isinstance(arg, Constant)]
     if len(values) != 3 or not values[0] > 0.0:
@@ -52,6 +52,7 @@ def _as_bytes(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         return new
     step, low, high = _numbers(new)
     data = new.args[0]
+    # `qnn.quantize` saturates at int8 only; narrower ranges need a clip in floats.
     if (low, high) != (-INT8_LIMIT, INT8_LIMIT):
         data = op.clip(data, low * step, high * step)
     steps = const(np.float32(step)), const(np.int32(0))

@@ -1,4 +1,4 @@
-"""Which functions of a module refer to which."""
+"""Call graph of a module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ekiden.relay.visitor import children, post_order
 
 
 class CallGraph:
-    """The references between the Relay functions of a module; a kernel refers to nothing.
+    """Call graph of the Relay functions of a module; kernels are leaves.
 
     Methods take a GlobalVar or a name. They raise KeyError for a function the module lacks.
     """
@@ -40,24 +40,24 @@ class CallGraph:
         return self._callees[self._var(var)]
 
     def callers(self, var: GlobalVar | str) -> Mapping[GlobalVar, int]:
-        """Return the functions that refer to a function, with the number of references."""
+        """Return the functions that reference a function, with counts."""
         return self._callers[self._var(var)]
 
     def ref_count(self, var: GlobalVar | str) -> int:
-        """Return how many references to a function the module has."""
+        """Return the number of references to a function."""
         return self._callers[self._var(var)].total()
 
     def global_call_count(self, var: GlobalVar | str) -> int:
-        """Return how many references to functions a function has."""
+        """Return the number of references that a function makes."""
         return self._callees[self._var(var)].total()
 
     def is_recursive(self, var: GlobalVar | str) -> bool:
-        """Return whether a function refers to itself, directly or through others."""
+        """Return whether a function is directly or mutually recursive."""
         name = self._var(var)
         return any(name in group for group in self.cycles())
 
     def print_var(self, var: GlobalVar | str) -> str:
-        """Return a function and its references as text."""
+        """Format a function and its references."""
         name = self._var(var)
         lines = [f"@{name.name_hint}: #refs = {self.ref_count(name)}"]
         used = self._callees[name].items()
@@ -67,18 +67,19 @@ class CallGraph:
         return "\n".join(self.print_var(g) for g in self._callees)
 
     def components(self) -> list[list[GlobalVar]]:
-        """Return the functions in groups that refer to each other in a cycle, or of one alone.
+        """Return the strongly connected components, callees first.
 
         A group comes after those that it refers to (R. Tarjan, 1972).
         """
         return _Components(self._callees).found
 
     def cycles(self) -> list[list[GlobalVar]]:
-        """Return the groups that are recursive."""
+        """Return the recursive components."""
         return [c for c in self.components() if len(c) > 1 or c[0] in self._callees[c[0]]]
 
     def unreachable(self, roots: tuple[str, ...] = ("main",)) -> list[GlobalVar]:
-        """Return the functions that no root reaches."""
+        """Return the functions unreachable from the roots."""
+        # A module without the root, such as a library, reaches nothing from it.
         work = [self._var(r) for r in roots if r in self.module]
         reached = set(work)
         while work:
@@ -92,7 +93,7 @@ class CallGraph:
 
 
 def _references(function: Function, module: IRModule) -> Counter[GlobalVar]:
-    """Return how often a function refers to each function of the module."""
+    """Count a function's references to each function of the module."""
     counts: Counter[GlobalVar] = Counter()
     for expr in post_order(function, into_functions=True):
         for child in children(expr):
@@ -102,7 +103,7 @@ def _references(function: Function, module: IRModule) -> Counter[GlobalVar]:
 
 
 class _Components:
-    """Tarjan's algorithm without recursion."""
+    """Tarjan's strongly connected components algorithm, iterative."""
 
     def __init__(self, edges: Mapping[GlobalVar, Mapping[GlobalVar, int]]) -> None:
         self.edges = edges
@@ -124,6 +125,7 @@ class _Components:
         while stack:
             node, unvisited = stack[-1]
             if unvisited:
+                # In the order of the references, so that groups come out the same in every run.
                 callee = unvisited.pop(0)
                 if callee not in self.low:
                     stack.append(self._enter(callee))
@@ -133,6 +135,7 @@ class _Components:
             stack.pop()
             if stack:
                 above = stack[-1][0]
+                # The result of the callee, as a recursion would return it.
                 self.low[above] = min(self.low[above], self.low[node])
             # No callee leads further up: the node is the first of its group.
             if self.low[node] == self.open[node]:
@@ -140,6 +143,7 @@ class _Components:
 
     def _close(self, node: GlobalVar) -> None:
         group: list[GlobalVar] = []
+        # All above the first node of a group on the stack belong to it.
         while node in self.open:
             group.append(self.open.popitem()[0])
         self.found.append(group[::-1])

@@ -1,4 +1,4 @@
-"""What a program takes for granted of the named dimensions of its arguments."""
+"""Conditions that a program assumes of its symbolic dimensions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ Condition = tuple[PrimExpr, str]
 
 
 def shape_conditions(function: Function) -> list[Condition]:
-    """Return the conditions on named dimensions of parameters under which a typed function is
-    valid.
+    """Return the conditions on parameter dimensions under which a typed function is valid.
 
     Those of operators that are evaluated in every run count, if they cannot be proved; each once.
     nn.dense(%x: Tensor[(1, n), float32], %w: Tensor[(5, 10), float32]) needs n == 10.
@@ -28,11 +27,12 @@ def shape_conditions(function: Function) -> list[Condition]:
     if not named:
         return []
     conditions = _conditions(_always_evaluated(function.body))
+    # Dimensions that data decide cannot be checked before the program runs.
     return [condition for condition in conditions if named.issuperset(free_vars(condition[0]))]
 
 
 def kernel_conditions(function: Function) -> tuple[Condition, ...]:
-    """Return the conditions on dimensions of the arguments and results of a primitive function.
+    """Return the conditions on the argument and result dimensions of a primitive function.
 
     Dimensions of results may be data: the k of topk.
     """
@@ -42,7 +42,7 @@ def kernel_conditions(function: Function) -> tuple[Condition, ...]:
 
 
 def has_conditions(call: Call) -> bool:
-    """Return whether the call of an operator has conditions on dimensions that are not proved.
+    """Return whether an operator call has unproven conditions on dimensions.
 
     A run may end at such a call.
     """
@@ -50,7 +50,7 @@ def has_conditions(call: Call) -> bool:
 
 
 def _always_evaluated(body: Expr) -> list[Expr]:
-    """Return the expressions of a body that are in no branch, clause or function."""
+    """Return the expressions of a body outside branches, clauses and nested functions."""
     evaluated: dict[Expr, None] = {}
     stack = [body]
     while stack:
@@ -69,9 +69,7 @@ def _always_evaluated(body: Expr) -> list[Expr]:
 
 
 def _conditions(order: Sequence[Expr]) -> list[Condition]:
-    """Return the conditions of the operators among some expressions that are not proved,
-    each once.
-    """
+    """Return the distinct unproven conditions of the operators among expressions."""
     unproved: dict[int, Condition] = {}
     analyzer, one = Analyzer(), Interned()
     for expr in order:
@@ -84,6 +82,7 @@ def _conditions(order: Sequence[Expr]) -> list[Condition]:
         with assumptions() as assumed:
             expr.op.definition.relation(kinds, expr.attrs)
         for condition in assumed:
+            # Interned: layers of one network need the same conditions again and again.
             key = id(one(condition))
             if key not in unproved and not analyzer.can_prove(condition):
                 where = expr.op.name + (f" ({expr.span})" if expr.span else "")

@@ -1,4 +1,4 @@
-"""Regions of models that compute on floating point between integers: dequantize to quantize."""
+"""Fake-quantised regions: float computation between dequantize and quantize."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ def _name(expr: RelayExpr) -> str:
 
 
 def inputs_within(expr: RelayExpr) -> Sequence[RelayExpr] | None:
-    """Return the expressions that one in a region is computed from, or None if it cannot
-    be in one.
-    """
+    """Return the operands of an expression in a region, or None if it cannot be in one."""
     match expr:
         case Call(op=Op(name=name), args=args):
             if name == BEGIN:
                 return ()
+            # Scales and zero points belong to the quantization, not to the region.
             return args[:1] if name == END else args
         case Tuple(fields=fields):
             return fields
@@ -40,7 +39,7 @@ def inputs_within(expr: RelayExpr) -> Sequence[RelayExpr] | None:
 
 
 def fake_quantized_region(root: Call) -> list[RelayExpr] | None:
-    """Return the expressions from dequantizes to the quantize `root`, in order.
+    """Return the expressions between dequantizes and the quantize `root` in post-order, or None.
 
     None if there are other expressions between, or no dequantize.
     """
@@ -62,9 +61,7 @@ def fake_quantized_region(root: Call) -> list[RelayExpr] | None:
 
 
 def list_fake_quantized_op_freqs(mod: IRModule) -> dict[str, int]:
-    """Return how many calls of each operator are in such regions, each counted once (TVM's
-    name).
-    """
+    """Count the calls of each operator in fake-quantised regions (TVM's name)."""
     names: dict[RelayExpr, str] = {}
     for function in mod.functions.values():
         if not isinstance(function, Function):

@@ -1,4 +1,4 @@
-"""Which parts of the language a program uses."""
+"""Language features used by a program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_CLASS = {kind: Feature[f"f{kind.__name__}"] for kind in CHILDREN}
 def detect_feature(
     a: Expr | IRModule | None, b: Expr | IRModule | None = None
 ) -> frozenset[Feature]:
-    """Return the features of an expression, of the functions of a module, or of both together."""
+    """Return the features used by an expression, a module's functions, or both."""
     roots: list[Expr] = []
     for value in (a, b):
         if isinstance(value, IRModule):

@@ -1,4 +1,4 @@
-"""Kinds: what a type stands for. A tensor of tensors or a tuple of shapes has none."""
+"""Kind checking of types. A tensor of tensors or a tuple of shapes has none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 def check_kind(t: Type, mod: IRModule | None = None) -> TypeKind:
-    """Return the kind of a type, after checking the kinds of its components.
+    """Return the kind of a type after checking its components.
 
     With a module, data types are looked up in it.
 
@@ -50,7 +50,7 @@ def check_kind(t: Type, mod: IRModule | None = None) -> TypeKind:
 
 
 def kind_errors(exprs: Iterable[Expr], module: IRModule) -> list[str]:
-    """Return the errors of `check_kind` for types written in expressions; each must be a type."""
+    """Return the kind errors of the types in expressions."""
     errors: list[str] = []
     for written in (t for e in exprs for t in types_in(e)):
         # By far the most frequent annotation, which cannot be wrong.

@@ -1,4 +1,4 @@
-"""Parts of programs, found by what they are."""
+"""Search for subexpressions: by printed number, and transposed dense weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NUMBERED = (Call, Tuple, TupleGetItem, If, Let, Match)
 
 
 def extract_intermdeiate_expr(mod: IRModule, expr_id: int) -> IRModule:
-    """Return a module of the expression in @main that the text numbers `%<expr_id>`.
+    """Return a module whose main is the expression printed as `%<expr_id>` in @main.
 
     Calls, tuples and fields are numbered in the order in which they are computed. (The name is
     TVM's.)
@@ -28,7 +28,7 @@ def extract_intermdeiate_expr(mod: IRModule, expr_id: int) -> IRModule:
 
 
 def transposed_weight(call: Call) -> Var | None:
-    """Return the variable whose transpose is the weight of a product, or None."""
+    """Return the variable whose transpose is a product's weight, or None."""
     weight = call.args[1]
     if (
         not isinstance(weight, Call)
@@ -37,12 +37,13 @@ def transposed_weight(call: Call) -> Var | None:
     ):
         return None
     axes = getattr(weight.attrs, "axes", None)
+    # None reverses the axes, which is the same for a matrix.
     is_turned = not axes or tuple(axes) == (1, 0)
     return weight.args[0] if is_turned and isinstance(weight.args[0], Var) else None
 
 
 def search_fc_transpose(expr: Expr) -> list[str]:
-    """Return the names of the variables whose transposes are weights of `nn.dense`, each once."""
+    """Return the names of the variables whose transposes are `nn.dense` weights."""
     calls = (e for e in post_order(expr) if isinstance(e, Call))
     variables = (transposed_weight(c) for c in calls if getattr(c.op, "name", "") == "nn.dense")
     return list(dict.fromkeys(v.name_hint for v in variables if v is not None))

@@ -1,4 +1,4 @@
-"""The type variables and dtypes of programs. Those of values are in `ekiden.relay.visitor`.
+"""Type variables and dtypes of a program. Those of values are in `ekiden.relay.visitor`.
 
 TVM's functions take a module too, which nothing here needs.
 """
@@ -14,7 +14,7 @@ from ekiden.relay.visitor import post_order, type_post_order, types_in
 
 
 def all_type_vars(expr: Expr | Type, mod: IRModule | None = None) -> list[TypeVar]:
-    """Return every type variable bound or used in an expression or a type, in the order met."""
+    """Return all type variables bound or used in an expression or type, in order."""
     return list(dict.fromkeys((*_bound(expr), *_used(expr))))
 
 
@@ -24,22 +24,22 @@ def bound_type_vars(expr: Expr | Type, mod: IRModule | None = None) -> list[Type
 
 
 def free_type_vars(expr: Expr | Type, mod: IRModule | None = None) -> list[TypeVar]:
-    """Return the type variables used but not bound in an expression or a type, in the order met."""
+    """Return the free type variables of an expression or type, in order."""
     bound = set(_bound(expr))
     return [v for v in dict.fromkeys(_used(expr)) if v not in bound]
 
 
 def all_dtypes(expr: Expr) -> set[str]:
-    """Return the dtypes of all tensors in the checked types of an expression. Needs
-    inferred types.
-    """
+    """Return the dtypes of all tensors in an expression's checked types. Needs inferred types."""
     kinds = (e.checked_type_or_none() for e in post_order(expr, into_functions=True))
     inside = (t for kind in kinds if kind is not None for t in type_post_order(kind))
     return {t.dtype for t in inside if isinstance(t, TensorType)}
 
 
 def _types(root: Expr | Type) -> Iterator[Type]:
-    """Yield the types written in an expression, or the type, without their components."""
+    """Yield the type annotations in an expression (the type itself for a type); component types are
+    not visited.
+    """
     if isinstance(root, Type):
         yield root
         return

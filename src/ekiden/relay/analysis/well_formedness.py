@@ -1,4 +1,4 @@
-"""Whether programs are well formed: names, scopes, arities, kinds of types, cases of matches."""
+"""Well-formedness checks: unique names, scopes, arities, kinds, exhaustive matches."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(slots=True, eq=False)
 class _Scope:
-    """Where the variables of one binder can be seen; `first` and `last` number the scopes inside
-    it.
-    """
+    """Scope of one binder; `first` and `last` number its nested scopes."""
 
     parent: _Scope | None = None
     depth: int = 0
@@ -39,7 +37,7 @@ class _Scope:
     """The innermost scope around this one (or itself) that is no body of a Let."""
 
     def open(self, is_block: bool) -> _Scope:
-        """Return a new scope inside this one."""
+        """Open a child scope."""
         opened = _Scope(self, self.depth + 1)
         opened.block = opened if is_block else self.block
         self.inner.append(opened)
@@ -47,7 +45,7 @@ class _Scope:
 
 
 def _subscopes(expr: Expr) -> tuple[list[Expr], list[tuple[tuple[Var, ...], Expr]]]:
-    """Return the expressions in the scope of an expression, and those in scopes that it opens.
+    """Return an expression's children in its own scope, and those in scopes that it opens.
 
     The latter are pairs (variables, body).
     """
@@ -73,12 +71,13 @@ def _common(a: _Scope | None, b: _Scope) -> _Scope:
         if a.depth < b.depth:
             a, b = b, a
         assert a.parent is not None
+        # The deeper one steps out until both are one scope.
         a = a.parent
     return a
 
 
 def _number(top: _Scope) -> None:
-    """Number scopes so that those inside another have numbers between its first and last."""
+    """Number scopes in preorder, so that ancestry is an interval test."""
     count = 0
     stack = [(top, False)]
     while stack:
@@ -93,7 +92,7 @@ def _number(top: _Scope) -> None:
 
 
 class _Scoping:
-    """The scope of every expression below a root: the innermost one around all its uses."""
+    """Assignment of every expression to the innermost scope around all its uses."""
 
     def __init__(self, root: Expr) -> None:
         self.top = _Scope()
@@ -124,17 +123,19 @@ class _Scoping:
                 self.twice += [v for v in once if v in new]
             for var in once:
                 new.setdefault(var, []).append(inner)
+        # A variable bound by two binders would be ambiguous after inlining.
         self.twice += [v for v in new if v in self.binders]
         self.binders.update(new)
 
     def sees(self, expr: Expr, var: Var) -> bool:
-        """Return whether a variable used by an expression is bound around it."""
+        """Return whether a variable is bound in an enclosing scope of the expression."""
         at = self.where[expr].first
+        # Scopes are numbered in preorder: those inside another have numbers in its interval.
         return any(scope.first <= at <= scope.last for scope in self.binders.get(var, ()))
 
 
 def find_errors(module: IRModule) -> list[str]:
-    """Return every way in which the Relay functions of a module are not well formed.
+    """Return all well-formedness errors of a module's Relay functions.
 
     Each variable is bound once in the module and used only where it is bound, type variables too;
     each global name is a function of the module; each operator exists and has its number of
@@ -150,16 +151,17 @@ def find_errors(module: IRModule) -> list[str]:
 
 
 def match_error(match: Match, module: IRModule) -> str | None:
-    """Return the error of a match that promises to be complete and is not, or None."""
+    """Return the error of an inexhaustive match declared complete, or None."""
     missing = unmatched_cases(match, module) if match.complete else []
     if not missing:
         return None
+    # A type of many constructors may have more missing cases than a message should list.
     shown = [pattern_text(p) for p in missing[:3]] + ["..."] * (len(missing) > 3)
     return f"match: expected a clause for every value, got none for {', '.join(shown)}"
 
 
 def _type_errors(root: Function, module: IRModule) -> list[str]:
-    """Ill-kinded types, type variables out of scope, and values that no clause fits."""
+    """Return ill-kinded types, unbound type variables and inexhaustive matches."""
     exprs = post_order(root, into_functions=True)
     problems = kind_errors(exprs, module)
     if any(isinstance(t, TypeVar) for e in exprs for w in types_in(e) for t in type_post_order(w)):
@@ -215,7 +217,7 @@ def well_formed(value: IRModule | Expr) -> bool:
 
 
 def check_basic_block_normal_form(expr: Expr) -> bool:
-    """Return whether every value that is used in two blocks is bound by a Let.
+    """Return whether every value shared between blocks is let-bound.
 
     A block is a function's body, a branch of an If, or a clause of a Match.
     `ToBasicBlockNormalForm` establishes this form.
@@ -237,7 +239,7 @@ def check_basic_block_normal_form(expr: Expr) -> bool:
 
 
 def verify(module: IRModule) -> None:
-    """Raise InternalError with every error that `find_errors` finds."""
+    """Raise InternalError listing every well-formedness error of a module."""
     problems = find_errors(module)
     if problems:
         raise InternalError("the module is not well formed: " + "; ".join(problems[:10]))

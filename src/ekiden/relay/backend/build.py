@@ -1,4 +1,4 @@
-"""`relay.build` and `relay.optimize`: TVM's names for compiling a module."""
+"""`relay.build` and `relay.optimize`, TVM's names for compiling a module."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def build(
     mod_name: str = "default",
     workspace_memory_pools: WorkspaceMemoryPools | None = None,
 ) -> ExecutorFactoryModule | MicroProgram:
-    """Compile a module or function.
+    """Compile a module or function (TVM's relay.build).
 
     The result can be called; `["default"](device)`, or that of `mod_name`, creates a graph executor
     of it, here and where it was exported to. With `runtime` "crt" and executor "aot" it is C for a
@@ -91,7 +91,7 @@ def _without_runtime(
     name: str,
     pools: WorkspaceMemoryPools | None,
 ) -> MicroProgram:
-    """Return a module as C that needs no runtime."""
+    """Compile a module to C code that needs no runtime library."""
     if isinstance(target, Mapping) or (
         isinstance(target, Sequence) and not isinstance(target, str)
     ):
@@ -129,7 +129,7 @@ def to_executable(
     in_place: bool = True,
     mod_name: str = "",
 ) -> Compiled:
-    """Return the executable of a module or function.
+    """Compile a module or function to an executable.
 
     `in_place` is as in `pipeline`, `mod_name` as in `CompileOptions`.
     """
@@ -142,8 +142,8 @@ def to_executable(
 def optimize(
     mod: IRModule | BaseFunc, target: Targets = None, params: Params | None = None
 ) -> tuple[IRModule, dict[str, object]]:
-    """Return the module as it is lowered to kernels, and no parameters: they are constants
-    in it.
+    """Return the module as lowered to kernels, and an empty parameter dictionary (TVM's
+    relay.optimize).
     """
     config = compilation_config(target)
     assert config.target is not None
@@ -151,7 +151,7 @@ def optimize(
 
 
 def _compile_to_module(program: IRModule | BaseFunc, target: str | None = None) -> Module:
-    """Return a module with the functions of a program, for other languages."""
+    """Return a runtime module with a program's functions, for other languages."""
     return Executable(to_executable(program, target, None)).module
 
 

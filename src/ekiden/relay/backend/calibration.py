@@ -1,4 +1,4 @@
-"""What goes into the functions that external compilers take, and what comes out, for some data."""
+"""Calibration data of external compilers' functions: their inputs and outputs on sample data."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ Runner = Callable[..., Iterable[Tensor]]
 
 
 def get_calibration_data(mod: IRModule, data: Mapping[str, object]) -> dict[GlobalVar, Values]:
-    """Return the arguments and results of each function that `main` calls and that has a
-    `Compiler`.
+    """Return the inputs and outputs of each external function that `main` calls, on sample data.
 
     Each function is compiled as if it were Ekiden's own.
 

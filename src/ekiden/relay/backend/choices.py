@@ -1,4 +1,4 @@
-"""Executor and runtime selection as values: `Executor` and `Runtime`, with TVM's names and options.
+"""Executor and Runtime options of relay.build, with TVM's names.
 
 The constructor checks that the option exists and has a value of its type. An option that is not
 supported here is rejected where code would be generated: see `refused`.
@@ -22,7 +22,7 @@ TYPE_NAMES = {bool: "IntImm", int: "IntImm", str: "runtime.String"}
 
 @dataclass(frozen=True)
 class Choice:
-    """A name from a table, and options."""
+    """Name from a registry table, with options."""
 
     name: str
     options: Mapping[str, object] | None = field(default=None)
@@ -65,18 +65,18 @@ class Choice:
 
     @classmethod
     def list_registered(cls) -> list[str]:
-        """Return the names in the table."""
+        """Return the registered names."""
         return list(cls.TABLE)
 
     @classmethod
     def list_registered_options(cls, choice: str | Choice) -> dict[str, str]:
-        """Return the name of the type of each option, for a name or a choice."""
+        """Return the type names of the options of a name or choice."""
         name = choice if isinstance(choice, str) else choice.name
         options = cls.list_registered_options_of(name).items()
         return {key: TYPE_NAMES[kind] for key, (kind, _) in options}
 
     def refused(self) -> str:
-        """Return the option that is set and has no effect here; empty if there is none."""
+        """Return the first set option that has no effect here, or ""."""
         table = self.TABLE[self.name]
         for key, value in (self.options or {}).items():
             is_always = key == "link-params" and value is True  # constants are in the artifact
@@ -106,9 +106,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Executor(Choice):
-    """Kind of executor for `relay.build(executor=)`: "graph" (bytecode) or "aot" (native code as
-    well).
-    """
+    """Executor of `relay.build(executor=)`: "graph" (bytecode) or "aot" (also native code)."""
 
     TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "graph": {"link-params": (bool, False)},
@@ -124,8 +122,8 @@ class Executor(Choice):
 
 @dataclass(frozen=True)
 class Runtime(Choice):
-    """Runtime for `relay.build(runtime=)`: "cpp", the runtime library, or "crt", C without it, for
-    machines without an allocator.
+    """Runtime of `relay.build(runtime=)`: "cpp" (runtime library) or "crt" (C without
+    allocator).
     """
 
     TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {
@@ -135,7 +133,7 @@ class Runtime(Choice):
 
 
 def refusal(how: Executor, on: Runtime) -> str:
-    """Return the reason why an executor on a runtime is refused; empty if it is not."""
+    """Return why an executor is unsupported on a runtime, or ""."""
     if on.name == "crt":
         return on.refused() or _refused_without_runtime(how)
     unpacked, interface = how.name == "aot" and how["unpacked-api"], "packed"
@@ -150,7 +148,7 @@ def refusal(how: Executor, on: Runtime) -> str:
 
 
 def _refused_without_runtime(how: Executor) -> str:
-    """Return the reason why an executor is refused without the runtime library.
+    """Return why an executor is unsupported without the runtime library, or "".
 
     Functions of C take addresses, with `unpacked-api` or not; `interface-api` decides the entry
     point.

@@ -1,7 +1,6 @@
-"""Executors: ways to evaluate Relay at once (TVM's `relay.create_executor`).
+"""Executors for immediate evaluation of Relay (TVM's `relay.create_executor`).
 
-f = create_executor("vm", module, target="llvm").evaluate()
-y = f(x).numpy()
+f = create_executor("vm", module, target="llvm").evaluate() y = f(x).numpy()
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Executor:
     def evaluate(
         self, expr: Expr | None = None, binds: Mapping[Var, object] | None = None
     ) -> Result:
-        """Return the value of an expression, or of `main` by default.
+        """Evaluate an expression, by default `main`.
 
         A function becomes a Python function of arrays, tensors and numbers, by position or name.
 
@@ -77,6 +76,7 @@ class Executor:
     def _callable(self, function: BaseFunc) -> Callable[..., Result]:
         if not isinstance(function, Function):
             raise CompileError(f"evaluate: expected a Relay function, got {function!r}")
+        # As main, beside the functions of the module, which it may call.
         module = self.mod.with_function("main", function)
         return self._compiled(module, InferType()(module)["main"])
 
@@ -89,10 +89,11 @@ def _bound(value: object) -> Expr:
 
 
 class DebugExecutor(Executor):
-    """Interpreter of the whole language, slow, with each operator's reference implementation."""
+    """Interpreter of the whole language by the operators' reference implementations."""
 
     def _compiled(self, module: IRModule, main: BaseFunc) -> Callable[..., Result]:
         assert isinstance(main, Function)
+        # So that shapes are checked where compiled programs check them.
         module = MatchDeclaredShapes()(module)
         checked = module["main"]
         machine = Interpreter(module)
@@ -107,7 +108,7 @@ class DebugExecutor(Executor):
 
 
 class VMExecutor(Executor):
-    """Executor that compiles to the virtual machine."""
+    """Executor that compiles to VM bytecode."""
 
     kind = "vm"
 
@@ -131,8 +132,7 @@ class AOTExecutor(VMExecutor):
 
 
 class GraphExecutor(Executor):
-    """Executor that compiles to a graph; a program that is not straight-line is a CompileError with
-    the reason.
+    """Executor that compiles to a graph; programs that are not straight-line raise CompileError.
 
     An array of another dtype is converted to that of its input, as TVM's graph executor does.
     """
@@ -158,7 +158,7 @@ class GraphExecutor(Executor):
 
 
 def _of_dtype(value: object, param: Var) -> object:
-    """Return a NumPy array in the dtype of a parameter."""
+    """Cast a NumPy array to the dtype of a parameter."""
     kind = param.checked_type
     if not isinstance(value, np.ndarray) or not isinstance(kind, TensorType):
         return value
@@ -166,7 +166,7 @@ def _of_dtype(value: object, param: Var) -> object:
 
 
 def _unflatten(kind: Type, leaves: Iterator[object]) -> Result:
-    """Return the results of a graph as the tuples that they are fields of."""
+    """Unflatten the outputs of a graph to nested tuples."""
     if isinstance(kind, TupleType):
         return tuple(_unflatten(field, leaves) for field in kind.fields)
     return next(leaves)
@@ -188,7 +188,7 @@ def create_executor(
     target: Targets = None,
     params: Mapping[str, object] | None = None,
 ) -> Executor:
-    """Return an executor of a kind.
+    """Create an executor by kind.
 
     Args:
         kind: "debug" interprets, "vm" compiles; so do "aot", to native code, and "graph", for
@@ -218,12 +218,13 @@ def create_executor(
         runtime.check_devices("create_executor: 'debug' interprets on the host", devices)
     for needed in devices:
         if needed.type != runtime.cpu().type:
+            # Now and not at the first run.
             runtime.get_global_func("ek.device.open")(needed)  # says what is missing
     return EXECUTORS[kind](module, targets)
 
 
 def _placed(device: object, target: Targets) -> Targets:
-    """Return the targets that `compile` takes for a device, or some, and a target.
+    """Return the compile targets for a device (or several) and a target.
 
     Raises:
         InputError: The devices are not those of the target.
@@ -248,7 +249,7 @@ def _placed(device: object, target: Targets) -> Targets:
 
 
 def _arrange(main: Function, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
-    """Return arguments in the order of the parameters.
+    """Bind positional and named arguments to the parameters.
 
     Raises:
         InputError: Arguments are missing, too many, or of unknown names.
@@ -268,7 +269,9 @@ def _construct(constructor: Constructor, *args: object) -> ConstructorValue:
 
 
 def _to_value(value: object) -> object:
-    """Return a value of the interpreter. Python numbers become int32 and float32, as in TVM."""
+    """Convert an argument to an interpreter value. Python numbers become int32 and float32, as in
+    TVM.
+    """
     if isinstance(value, (tuple, list)) and not isinstance(value, runtime.ADT):
         return tuple(map(_to_value, value))
     if isinstance(value, (ConstructorValue, RefValue, Closure, Constructor, Op)):
@@ -279,7 +282,7 @@ def _to_value(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """Return a value with its results as arrays again.
+    """Convert tensors in a value back to arrays.
 
     The fields of a constructed value would be shared otherwise.
     """
@@ -291,7 +294,7 @@ def _plain(value: object) -> object:
 
 
 def _to_argument(value: object) -> object:
-    """Return an argument of a compiled function."""
+    """Convert an argument for a compiled function."""
     if isinstance(value, Constant):
         return np.asarray(value.data)
     if isinstance(value, ConstructorValue):
@@ -306,7 +309,7 @@ def _to_argument(value: object) -> object:
 
 
 def _to_result(value: object, machine: Interpreter) -> Result:
-    """Return a result for a caller: tensors for arrays, Python functions for closures."""
+    """Convert a result for the caller: tensors for arrays, Python functions for closures."""
     match value:
         case np.ndarray():
             return runtime.tensor(np.asarray(value, order="C"))
@@ -323,9 +326,7 @@ def _to_result(value: object, machine: Interpreter) -> Result:
 
 
 def _rebuild(root: ConstructorValue, convert: Callable[[object], object]) -> object:
-    """Return a constructed value with its leaves converted; a long list does not nest
-    Python calls.
-    """
+    """Map a conversion over the leaves of a constructed value, iteratively for long lists."""
     rebuilt: dict[int, object] = {}
     stack: list[tuple[ConstructorValue, bool]] = [(root, False)]
     while stack:

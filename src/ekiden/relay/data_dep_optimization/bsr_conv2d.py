@@ -1,4 +1,4 @@
-"""Convolutions with weights of few elements."""
+"""Conversion of sparse convolution weights to BSR."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def convert(
     layout: str = "NHWC",
     kernel_size: int = 1,
 ) -> tuple[Function, Params]:
-    """Return a function with `nn.conv2d` as `nn.sparse_conv2d` where the weight is sparse enough.
+    """Convert `nn.conv2d` with sparse weights to `nn.sparse_conv2d`.
 
     At least the share `sparsity_threshold` of a weight, a parameter, must be 0. The parameters
     change in place.
@@ -55,8 +55,6 @@ def convert2(
     layout: str,
     kernel_size: int,
 ) -> tuple[Function, Params]:
-    """Return a function converted as by `convert`, for weights that are constants of the
-    function.
-    """
+    """Convert as `convert`, for constant weights."""
     convert = Conv2dToSparse2(layout, kernel_size, blocksize, sparsity_threshold)
     return run_on(func, convert), params

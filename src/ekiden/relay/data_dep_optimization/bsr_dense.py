@@ -1,4 +1,4 @@
-"""Products with weights of few elements."""
+"""Conversion of sparse dense-layer weights to BSR."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ekiden.relay.transform.graph.sparse_weights import DenseToSparse
 def convert(
     func: Function, params: Params, blocksize: tuple[int, int], sparsity_threshold: float
 ) -> tuple[Function, Params]:
-    """Return a function with `nn.dense` as `nn.sparse_dense` where the weight is sparse enough.
+    """Convert `nn.dense` with sparse weights to `nn.sparse_dense`.
 
     At least the share `sparsity_threshold` of a weight, a parameter, must be 0. The parameters
     change in place: blocks (BSR) replace the weight.

@@ -1,4 +1,4 @@
-"""What the conversions have in common."""
+"""Helpers shared by the data-dependent optimisations."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Params = MutableMapping[str, Tensor]
 
 
 def run_on(func: Function, transform: Pass) -> Function:
-    """Return the result of a pass on a function alone."""
+    """Run a pass on a single function."""
     transformed = transform(IRModule.from_expr(func))["main"]
     assert isinstance(transformed, Function)
     return transformed
 
 
 def weights_of(func: Function, name: str, weight: Callable[[Call], object]) -> list[str]:
-    """Return the names of the variables that calls of an operator have for weights, each once."""
+    """Return the distinct names of the weight variables of an operator's calls."""
     calls = (e for e in post_order(func) if isinstance(e, Call))
     weights = (weight(c) for c in calls if getattr(c.op, "name", "") == name)
     return list(dict.fromkeys(v.name_hint for v in weights if isinstance(v, Var)))
@@ -40,7 +40,7 @@ def in_blocks(
     block_size: tuple[int, int],
     sparsity_threshold: float,
 ) -> list[int] | None:
-    """Replace a weight by its blocks, if enough of its elements are 0.
+    """Replace a weight by its BSR form if it is sparse enough.
 
     Returns:
         The shapes of the three arrays, one after the other, or None if the weight stays.

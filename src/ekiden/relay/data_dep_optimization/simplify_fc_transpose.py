@@ -1,4 +1,4 @@
-"""Weights that are transposed in the program, transposed beforehand."""
+"""Pre-transposition of dense weights that the program transposes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ekiden.runtime.ndarray import array as new_tensor
 
 
 def convert(func: Function, params: Params) -> tuple[Function, Params]:
-    """Return a function with `nn.dense(x, transpose(w))` as `nn.dense(x, w.T)`.
+    """Convert `nn.dense(x, transpose(w))` to `nn.dense(x, w.T)`.
 
     The weights are parameters, which change in place.
     """

@@ -1,4 +1,4 @@
-"""Whether and how an expression matches a pattern.
+"""Dataflow pattern matching with backtracking.
 
 The matcher recurses over the pattern, never over the program: paths to a dominator are walked with
 a list. The first way that fits is taken: where an alternative or an order of arguments has matched,
@@ -39,7 +39,7 @@ Users = Mapping[RelayExpr, Sequence[RelayExpr]]
 
 
 def users_below(root: RelayExpr) -> Users:
-    """Return the users of every expression below root."""
+    """Map every expression below root to its users."""
     users: dict[RelayExpr, list[RelayExpr]] = {}
     for expr in post_order(root, into_functions=True):
         for child in children(expr):
@@ -56,7 +56,7 @@ p.DFPattern.matcher = match
 
 
 def find_match(pattern: p.DFPattern, expr: RelayExpr, users: Users | None = None) -> NodeMap | None:
-    """Return the expressions that the components of a pattern match, or None if it does not match.
+    """Match a pattern; return the expressions that its components match, or None.
 
     `users` are those of the full program, for dominators; without them, those below `expr`.
     """
@@ -65,7 +65,7 @@ def find_match(pattern: p.DFPattern, expr: RelayExpr, users: Users | None = None
 
 
 class _Matcher:
-    """One attempt: what has matched so far, and how to take a part of it back."""
+    """Backtracking matcher with a trail of the components matched so far."""
 
     def __init__(self, root: RelayExpr, users: Users | None) -> None:
         self.found: NodeMap = {}
@@ -74,10 +74,11 @@ class _Matcher:
         self._users = users
 
     def matches(self, pattern: p.DFPattern, expr: RelayExpr) -> bool:
-        """Match and remember; matches of a failed attempt are forgotten."""
+        """Match a pattern, and record it; a failed attempt is rolled back."""
         if pattern in self.found:
             earlier = self.found[pattern]
             return len(earlier) == 1 and earlier[0] is expr
+        # The length of the trail: going back to it forgets what this attempt has added.
         mark = len(self._order)
         if not _TESTS[type(pattern)](self, pattern, expr):
             self._forget(mark)
@@ -94,7 +95,7 @@ class _Matcher:
             self.found.pop(self._order.pop(), None)
 
     def all_match(self, patterns: Sequence[p.DFPattern], exprs: Sequence[RelayExpr]) -> bool:
-        """Match one by one, or nothing."""
+        """Match patterns pairwise, or record nothing."""
         mark = len(self._order)
         if len(patterns) == len(exprs) and all(map(self.matches, patterns, exprs)):
             return True
@@ -102,16 +103,17 @@ class _Matcher:
         return False
 
     def call(self, pattern: p.CallPattern, expr: RelayExpr) -> bool:
-        """Match the callee and the arguments, these in either order if the operator commutes."""
+        """Match callee and arguments, in either order for commutative operators."""
         if not isinstance(expr, Call) or not self.matches(pattern.op, expr.op):
             return False
         if pattern.args is None or self.all_match(pattern.args, expr.args):
             return True
+        # The other order is tried only after the written one has failed.
         is_commutative = isinstance(expr.op, Op) and expr.op.definition.commutes
         return is_commutative and self.all_match(pattern.args, expr.args[::-1])
 
     def function(self, pattern: p.FunctionPattern, expr: RelayExpr) -> bool:
-        """Match the parameters and the body."""
+        """Match parameters and body."""
         return (
             isinstance(expr, Function)
             and (pattern.params is None or self.all_match(pattern.params, expr.params))
@@ -119,7 +121,8 @@ class _Matcher:
         )
 
     def dominator(self, pattern: p.DominatorPattern, expr: RelayExpr) -> bool:
-        """Match the child, then all paths back from it, then all uses of the parent forward to it.
+        """Match the child, then all backward paths to the parent, then all forward uses of the
+        parent.
 
         A dominator is a fuzzy region: parent, any number of operators on the path, child, such that
         nothing inside is used outside. Backwards it ends at the parent or at constants; forwards
@@ -131,6 +134,7 @@ class _Matcher:
         if path is None or pattern.parent not in self.found:
             return False
         users = users_below(self._root) if self._users is None else self._users
+        # The parent is not inside: others may use what it uses.
         inside = {expr, *path}
         parent = self.found[pattern.parent][0]
         if any(user not in inside for node in (parent, *path) for user in users.get(node, ())):
@@ -139,8 +143,8 @@ class _Matcher:
         return True
 
     def _path_back(self, pattern: p.DominatorPattern, child: RelayExpr) -> list[RelayExpr] | None:
-        """Return the expressions between a child and the one parent, or None if a path does not
-        lead there.
+        """Return the expressions between a child and the single parent, or None if a path misses
+        it.
         """
         path: dict[RelayExpr, None] = {}
         stack = [child]
@@ -161,7 +165,7 @@ class _Matcher:
         return list(path)
 
     def _on_path(self, pattern: p.DFPattern, expr: RelayExpr) -> bool:
-        """Match a node of the path without remembering it: the next may be another."""
+        """Match a path node without recording it, since several may match."""
         mark = len(self._order)
         matched = self.matches(pattern, expr)
         self._forget(mark)
@@ -212,8 +216,8 @@ def _has_attribute(attrs: object, key: str, value: object) -> bool:
 
 
 def _same(have: object, expected: object) -> bool:
-    """Return whether attribute values are equal: lists equal tuples, expressions compare
-    by value.
+    """Return whether attribute values are equal; lists equal tuples, expressions compare
+    structurally.
     """
     if isinstance(have, (tuple, list)) and isinstance(expected, (tuple, list)):
         return len(have) == len(expected) and all(map(_same, have, expected))

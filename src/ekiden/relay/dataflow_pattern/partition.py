@@ -1,4 +1,4 @@
-"""Put what matches a pattern into functions of its own.
+"""Pattern partitioning: move matches into functions.
 
     nn.relu(nn.conv2d(%x, %w))
 ->  fn (%a, %b, PartitionedFromPattern="nn.conv2d_nn.relu_") { nn.relu(nn.conv2d(%a, %b)) }(%x, %w)
@@ -24,7 +24,7 @@ OPEN = (p.WildcardPattern, p.VarPattern)
 
 @dataclass(slots=True)
 class Group:
-    """One match: its root and all expressions that move into the function, in post-order."""
+    """Match to partition: its root and members in post-order."""
 
     root: RelayExpr
     members: dict[RelayExpr, None]
@@ -36,7 +36,7 @@ def partition(
     attrs: Mapping[str, object] | None = None,
     check: Callable[[RelayExpr], bool] | None = None,
 ) -> RelayExpr:
-    """Return the expression with every match as the call of a function.
+    """Partition every match of a pattern into a function call.
 
     Matches do not overlap: those nearer to the result come first. A match is left alone where
     `check(its root)` is false, or where something outside uses a value inside of it.
@@ -82,7 +82,7 @@ def _find_groups(
 
 
 def _partitioned_before(root: RelayExpr) -> set[RelayExpr]:
-    """Return the expressions inside of functions that partitioning has created."""
+    """Return the expressions inside functions created by earlier partitioning."""
     functions = [e for e in post_order(root, into_functions=True) if isinstance(e, Function)]
     return {
         inner
@@ -116,7 +116,7 @@ def _members(root: RelayExpr, matched: NodeMap) -> dict[RelayExpr, None]:
 
 
 def _bound_inside(function: Function) -> set[RelayExpr]:
-    """Return the expressions in a function's body that depend on a variable bound in it."""
+    """Return the expressions of a function's body that depend on a variable bound in it."""
     order = post_order(function, into_functions=True)
     dependent: set[RelayExpr] = {v for binder in order for v in binders(binder)}
     for expr in order:
@@ -126,7 +126,7 @@ def _bound_inside(function: Function) -> set[RelayExpr]:
 
 
 def _is_closed(root: RelayExpr, members: Mapping[RelayExpr, None], users: Users) -> bool:
-    """Return whether nothing outside uses a value computed inside, but for the result."""
+    """Return whether the result is the only member used outside."""
     return all(
         member is root
         or isinstance(member, Constant)
@@ -159,7 +159,7 @@ def _extract(
 
 
 def _leaves(group: Group) -> list[RelayExpr]:
-    """Return the outside expressions that a group uses, in the order in which they are read."""
+    """Return the outer expressions that a group uses, in order of first use."""
     leaves: dict[RelayExpr, None] = {}
     visited: set[RelayExpr] = {v for member in group.members for v in binders(member)}
     stack = [group.root]
@@ -181,7 +181,7 @@ def _known_type(expr: RelayExpr) -> Type | None:
 
 
 def needs_parameter(expr: RelayExpr) -> bool:
-    """Return whether an expression from outside a function is passed to it as an argument."""
+    """Return whether an outer expression becomes a parameter of the function."""
     return not isinstance(expr, (Op, GlobalVar, Constructor))
 
 

@@ -1,4 +1,4 @@
-"""Replace what matches a pattern.
+"""Pattern-based rewriting.
 
 class DropDoubleNegation(DFPatternCallback):
     def __init__(self):
@@ -35,7 +35,7 @@ MAX_ROUNDS = 100
 
 
 class DFPatternCallback:
-    """A pattern and what replaces it: set `pattern`, override `callback`.
+    """Rewrite callback: set `pattern`, override `callback`.
 
     rewrite_once: one round over the program, not until nothing changes. require_type: `pre` and the
     matched expressions have checked types.
@@ -57,7 +57,7 @@ class DFPatternCallback:
         raise NotImplementedError
 
     def rewrite(self, expr: RelayExpr) -> RelayExpr:
-        """Rewrite an expression with this callback alone."""
+        """Rewrite an expression by this callback alone."""
         return rewrite(self, expr)
 
 
@@ -66,8 +66,7 @@ def rewrite(
     expr: RelayExpr,
     mod: IRModule | None = None,
 ) -> RelayExpr:
-    """Return the expression with every match replaced, by each callback in order until nothing
-    changes.
+    """Rewrite every match of the callbacks, in order, to a fixed point.
 
     Args:
         callbacks: The callbacks.

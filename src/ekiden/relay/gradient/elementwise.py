@@ -1,4 +1,4 @@
-"""Gradients of elementwise operators: y is the result, x its argument, g the gradient of y.
+"""Gradients of elementwise operators, for y = f(x) and output gradient g.
 
     g_x = g * f'(x), by y where that is cheaper:  exp' = y,  tanh' = 1 - y^2,  sigmoid' = y (1 - y)
 
@@ -106,7 +106,9 @@ def _chosen(condition: Expr, grad: Expr) -> Expr:
 
 
 def _power_of_base(a: Expr, b: Expr, g: Expr) -> Expr:
-    """d(a ** b) / da = b * a ** (b - 1); 0 for an exponent of 0, where 0 * 0 ** -1 is NaN."""
+    """Return d(a ** b) / da = b * a ** (b - 1), with 0 for exponent 0, where 0 * 0 ** -1 would be
+    NaN.
+    """
     slope = op.multiply(b, op.power(a, op.subtract(b, scalar(1.0, b))))
     if not isinstance(b, Constant) or not np.all(b.data):
         slope = op.where(op.equal(b, scalar(0.0, b)), scalar(0.0, b), slope)
@@ -114,7 +116,7 @@ def _power_of_base(a: Expr, b: Expr, g: Expr) -> Expr:
 
 
 def _power_of_exponent(a: Expr, b: Expr, y: Expr, g: Expr) -> Expr:
-    """d(a ** b) / db = a ** b * log(a); 0 at a base of 0, as is its limit for exponents above 0."""
+    """Return d(a ** b) / db = a ** b * log(a), with its limit 0 at base 0."""
     base = op.where(op.equal(a, scalar(0.0, a)), scalar(1.0, a), a)
     return op.multiply(g, op.multiply(y, op.log(base)))
 
@@ -127,9 +129,7 @@ def _binary(
     rule: Callable[[Expr, Expr, Expr, Expr], tuple[Expr, Expr]],
 ) -> Callable[[Call, Expr], list[Expr | None]]:
     def gradient(call: Call, grad: Expr) -> list[Expr | None]:
-        """Return the adjoints of both arguments, summed over the axes along which each was
-        broadcast.
-        """
+        """Return the gradients of both arguments, summed over broadcast axes."""
         a, b = call.args
         shape = tensor(call).shape
         da, db = rule(a, b, call, grad)
@@ -210,7 +210,7 @@ def _dropout(call: Call, grad: Expr) -> Sequence[Expr]:
 
 
 def op_first(grad: Expr) -> Expr:
-    """Return the first field of the gradient of a tuple."""
+    """Return the first field of a tuple's gradient."""
     fields = getattr(grad, "fields", None)
     assert isinstance(fields, tuple), "the gradient of several results is a Tuple"
     first = fields[0]

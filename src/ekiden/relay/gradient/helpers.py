@@ -1,4 +1,4 @@
-"""What gradients are made of: sums over broadcast axes, reshapes, constants of the right dtype."""
+"""Helpers of gradient rules: sums over broadcast axes, reshapes, typed constants."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ekiden.topi.dimensions import as_dim
 
 
 def tensor(expr: RelayExpr) -> TensorType:
-    """Return the type of a tensor-valued expression."""
+    """Return the tensor type of an expression."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType), f"expected a tensor, got {kind}"
     return kind
 
 
 def scalar(value: float, like: RelayExpr) -> Constant:
-    """Return a constant of the dtype of another expression."""
+    """Return a scalar constant of another expression's dtype."""
     return literal(value, tensor(like).dtype)
 
 
 def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> RelayExpr:
-    """Return `grad`, of `shape`, summed to the shape of `target`, which was broadcast to `shape`.
+    """Sum a gradient of `shape` to the shape of `target`, which was broadcast to it.
 
     Raises:
         ValueError: A dimension is not known to be broadcast or not.
@@ -46,19 +46,19 @@ def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> Rel
 
 
 def shape_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
-    """Return `grad` with its elements in the shape of `target`."""
+    """Reshape a gradient to the shape of `target`."""
     if any(isinstance(dim, AnyDim) for dim in tensor(target).shape):
         return op.reshape_like(grad, target)
     return op.reshape(grad, tensor(target).shape, allowzero=True)
 
 
 def shaped(x: RelayExpr, shape: Sequence[PrimExpr | int]) -> RelayExpr:
-    """Return the elements of `x` in a shape, whose sizes may be 0."""
+    """Reshape `x` to a shape that may have empty axes."""
     return op.reshape(x, shape, allowzero=True)
 
 
 def rows_of(x: RelayExpr, shape: Sequence[PrimExpr]) -> RelayExpr:
-    """Return the elements of `x` as a matrix, with its leading dimensions merged."""
+    """Flatten the leading dimensions of `x` to a matrix."""
     lead: PrimExpr = as_dim(1)
     for dim in shape[:-1]:
         # The number of rows is left to the reshape, which computes it at run time.
@@ -69,5 +69,5 @@ def rows_of(x: RelayExpr, shape: Sequence[PrimExpr]) -> RelayExpr:
 
 
 def broadcast_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
-    """Return `grad` broadcast to the shape of `target`."""
+    """Broadcast a gradient to the shape of `target`."""
     return op.broadcast_to(grad, tensor(target).shape)

@@ -1,4 +1,4 @@
-"""Gradients of reductions and of operators that move elements.
+"""Gradients of reductions and data movement operators.
 
 What moves elements is a matrix of zeros and ones, whose transpose moves gradients back: a slice
 becomes a pad, a pad a slice, a concatenation slices, a repetition a sum, a gather a scatter that
@@ -38,7 +38,7 @@ Expr = RelayExpr
 
 
 def _with_reduced_axes(call: Call, value: Expr) -> Expr:
-    """Return a value of the shape of a reduction's result, with 1 where an axis was reduced."""
+    """Reshape a reduction's result to keep the reduced axes with extent 1."""
     attrs = call.attrs
     assert isinstance(attrs, ReduceAttrs) and isinstance(call.op, Op)
     if not attrs.keepdims:
@@ -63,7 +63,7 @@ def _mean(call: Call, grad: Expr) -> Sequence[Expr]:
 
 
 def over_number(value: Expr, x: Expr, axes: Sequence[int], less: int = 0) -> Expr:
-    """Return a value of the dtype of x divided by the number of elements that x has along axes.
+    """Divide a value by the number of elements of x along axes.
 
     `less` elements are left out; symbolic sizes are counted at run time. The division is in float32
     where the dtype has 16 bits: float16 ends at 65504, and bfloat16 rounds 257 to 256.
@@ -75,33 +75,32 @@ def over_number(value: Expr, x: Expr, axes: Sequence[int], less: int = 0) -> Exp
     if len(static_sizes) == len(sizes):
         number: Expr = const(float(math.prod(static_sizes) - less), wide)
     else:
+        # A symbolic size becomes a number by counting.
         ones = op.sum(op.ones([tensor(x).shape[a] for a in axes], wide))
         number = op.subtract(ones, const(float(less), wide)) if less else ones
     return _over(value, number, dtype)
 
 
 def over_count(value: Expr, mask: Expr, axes: Sequence[int], dtype: str) -> Expr:
-    """Return a value of a dtype over how many elements of a mask are set along axes, which stay
-    with an extent of 1. In float32 where the dtype has 16 bits, as in over_number.
-    """
+    """Divide a value by the number of set mask elements along axes, which keep extent 1."""
     wide = "float32" if itemsize(dtype) < 4 else dtype
     return _over(value, op.sum(op.cast(mask, wide), axis=axes, keepdims=True), dtype)
 
 
 def over_size(value: Expr, size: int, dtype: str) -> Expr:
-    """Return a value of a dtype over a number of elements that a 16-bit dtype may not hold."""
+    """Divide a value by a size that 16-bit dtypes may not represent."""
     return _over(value, const(float(size), "float32" if itemsize(dtype) < 4 else dtype), dtype)
 
 
 def _over(value: Expr, number: Expr, dtype: str) -> Expr:
-    """Return a value of a dtype over a number, which has 32 bits where the dtype has 16."""
+    """Divide a value by a number, in float32 for 16-bit dtypes."""
     if itemsize(dtype) >= 4:
         return op.divide(value, number)
     return op.cast(op.divide(op.cast(value, "float32"), number), dtype)
 
 
 def _extreme(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return the gradient shared by the elements that are the extreme."""
+    """Distribute the gradient evenly among the elements equal to the extremum."""
     (x,) = call.args
     attrs = call.attrs
     assert isinstance(attrs, ReduceAttrs) and isinstance(call.op, Op)
@@ -117,7 +116,7 @@ register_gradient("min", _extreme)
 
 @register_gradient("prod")
 def _prod(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return the gradient of a product: for each element the product of all but it.
+    """Return the gradient of a product: the product of all other elements, times g.
 
     With two zeros or more it is 0 for all elements, with one zero for all but that.
     """
@@ -128,6 +127,7 @@ def _prod(call: Call, grad: Expr) -> Sequence[Expr]:
     zero, one = scalar(0.0, x), scalar(1.0, x)
     is_zero = op.equal(x, zero)
     count = op.sum(op.cast(is_zero, "int32"), axis=axes, keepdims=True)
+    # Divided by 1 where there is a 0, so that nothing becomes a NaN.
     without = op.where(is_zero, one, x)
     product = op.prod(without, axis=axes, keepdims=True)
     at_zero = op.where(op.equal(count, const(1, "int32")), product, zero)
@@ -138,7 +138,7 @@ def _prod(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("cumsum")
 def _cumsum(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return the sums of the gradient from the end, as x[i] is in every sum from i on.
+    """Return the reversed cumulative sum of the gradient, since x[i] enters every sum from i on.
 
     Without an axis the elements are summed as one row, which is the result.
     """
@@ -152,7 +152,7 @@ def _cumsum(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("variance")
 def _variance(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return 2 * (x - mean(x)) / count: the effect through the mean adds up to nothing."""
+    """Return 2 * (x - mean(x)) / count * g; the terms through the mean cancel."""
     (x,) = call.args
     attrs = call.attrs
     assert isinstance(attrs, VarianceAttrs)
@@ -238,7 +238,7 @@ def _reverse(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("nn.pad")
 def _pad(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """Return the gradient cropped, and the remainder for the value of the border.
+    """Return the cropped gradient, and its remainder for the pad value.
 
     Borders must be constant.
     """
@@ -247,13 +247,12 @@ def _pad(call: Call, grad: Expr) -> Sequence[Expr | None]:
         raise ValueError(f"pad_mode {call.attrs.pad_mode!r}")
     crop = [(-before, -after) for before, after in call.attrs.pad_width]
     inner = op.nn.pad(grad, crop, scalar(0.0, call))
+    # The gradients of border elements: those of all less those of the data.
     return [inner, _filled(call.args[1], call, op.subtract(op.sum(grad), op.sum(inner)))]
 
 
 def _filled(value: Expr, result: Expr, total: Expr) -> Expr | None:
-    """Return the gradient of a number that fills elements of a result, whose gradients have this
-    sum.
-    """
+    """Return the gradient of a fill value, given the sum over the filled elements."""
     kind = tensor(value)
     if "float" not in kind.dtype:
         return None
@@ -268,7 +267,7 @@ def _full(call: Call, grad: Expr) -> Sequence[Expr | None]:
 
 @register_gradient("one_hot")
 def _one_hot(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """Return for each of the two values the sum of the gradient of elements that have it."""
+    """Return the gradients of on_value and off_value: sums over their elements."""
     indices, on, off = call.args
     attrs = call.attrs
     assert isinstance(attrs, OneHotAttrs)
@@ -285,7 +284,7 @@ def _one_hot(call: Call, grad: Expr) -> Sequence[Expr | None]:
 
 @register_gradient("strided_slice")
 def _strided_slice(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return the gradient with zeros between its elements for steps, and zeros around.
+    """Scatter the gradient back into zeros: dilate it by the strides, and pad it.
 
     Negative steps are reversed first.
     """
@@ -304,24 +303,26 @@ def _strided_slice(call: Call, grad: Expr) -> Sequence[Expr]:
         if stride > 1:
             grad = _apart(grad, axis, stride, [r[2] for r in ranges], zero)
             ranges[axis] = (first, 1, (size - 1) * stride + 1)
+        # What was cut off at both ends comes back as zeros.
         widths.append((first, tensor(x).shape[axis] - first - (size - 1) * stride - 1))
     return [op.nn.pad(grad, widths, zero)]
 
 
 def _apart(grad: Expr, axis: int, step: int, shape: Sequence[PrimExpr], zero: Expr) -> Expr:
-    """Return elements along an axis with step - 1 zeros between them."""
+    """Insert step - 1 zeros between the elements along an axis."""
     wide = op.expand_dims(grad, axis + 1)
     widths = [(0, 0)] * (len(shape) + 1)
     widths[axis + 1] = (0, step - 1)
     size = shape[axis] * step
     flat = [*shape[:axis], size, *shape[axis + 1 :]]
     merged = shaped(op.nn.pad(wide, widths, zero), flat)
+    # No zeros behind the last element.
     return _slice(merged, axis, 0, size - (step - 1))
 
 
 @register_gradient("take")
 def _take(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """Return the gradient added up at each index, as often as it was taken."""
+    """Scatter-add the gradient at the taken indices."""
     data, indices = call.args
     attrs = call.attrs
     assert isinstance(attrs, TakeAttrs)
@@ -335,6 +336,7 @@ def _take(call: Call, grad: Expr) -> Sequence[Expr | None]:
     # scatter_nd writes along leading axes, so the axis is moved to the front and back.
     if axis:
         rank, last = len(tensor(indices).shape), len(tensor(call).shape)
+        # scatter_nd indexes leading axes.
         zeros = op.transpose(zeros, [axis, *range(axis), *range(axis + 1, len(shape))])
         grad = op.transpose(
             grad, [*range(axis, axis + rank), *range(axis), *range(axis + rank, last)]
@@ -347,9 +349,7 @@ def _take(call: Call, grad: Expr) -> Sequence[Expr | None]:
 
 
 def _in_range(indices: Expr, size: PrimExpr, mode: str) -> Expr:
-    """Return the positions that `take` reads at indices; "fast" promises that these are in
-    range.
-    """
+    """Normalise indices as `take` reads them; mode "fast" promises that they are in range."""
     if mode == "fast":
         return indices
     dtype = tensor(indices).dtype
@@ -373,7 +373,7 @@ def _product(dims: Sequence[PrimExpr]) -> PrimExpr:
 
 @register_gradient("gather_nd")
 def _gather_nd(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """Return the gradient of each slice added up at its coordinates."""
+    """Scatter-add each slice's gradient at its coordinates."""
     data, indices = call.args
     assert isinstance(call.attrs, GatherNDAttrs)
     if call.attrs.batch_dims:
@@ -383,9 +383,7 @@ def _gather_nd(call: Call, grad: Expr) -> Sequence[Expr | None]:
 
 @register_gradient("dyn.arange")
 def _dynamic_arange(call: Call, grad: Expr) -> Sequence[Expr | None]:
-    """Return the gradients of start and step of start + i * step; `stop` only decides the
-    length.
-    """
+    """Return the gradients of start and step of start + i * step; `stop` only sets the length."""
     start, _stop, step = call.args
     position = op.cumsum(op.ones_like(grad), axis=0, exclusive=True)
     moved = op.sum(op.multiply(grad, position))

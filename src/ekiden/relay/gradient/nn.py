@@ -1,4 +1,4 @@
-"""Gradients of the operators of neural networks.
+"""Gradients of neural network operators.
 
 With g the gradient of the result:
 
@@ -53,7 +53,7 @@ Expr = RelayExpr
 
 
 def _as_operands(call: Call, grad: Expr) -> Expr:
-    """Return the gradient of a product in the dtype of its operands: `out_dtype` may be another."""
+    """Cast a product's gradient to its operands' dtype, which `out_dtype` may differ from."""
     dtype = tensor(call.args[0]).dtype
     return grad if tensor(call).dtype == dtype else op.cast(grad, dtype)
 
@@ -81,7 +81,9 @@ def _matmul(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("nn.batch_matmul")
 def _batch_matmul(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return the gradients of both sides; a side with one batch gets the sum over all batches."""
+    """Return the gradients of both operands; an operand with batch 1 gets the sum over the
+    batch.
+    """
     a, b = call.args
     attrs = call.attrs
     assert isinstance(attrs, BatchMatmulAttrs)
@@ -140,13 +142,13 @@ def _log_softmax(call: Call, grad: Expr) -> Sequence[Expr]:
 
 
 def _along(vector: Expr, axis: int, rank: int) -> Expr:
-    """Return a vector as a tensor that broadcasts along one axis."""
+    """Reshape a vector to broadcast along one axis."""
     return op.expand_dims(vector, 1, rank - 1 - axis) if axis < rank - 1 else vector
 
 
 def _standardized(x: Expr, grad: Expr, axes: Sequence[int], epsilon: float) -> tuple[Expr, Expr]:
-    """Return (x̂, dx) of x̂ = (x - mean) / sqrt(variance + epsilon) over axes, of gradient
-    `grad`.
+    """Return (x̂, dx) for x̂ = (x - mean) / sqrt(variance + epsilon) over axes, given the gradient
+    of x̂.
     """
 
     def mean(value: Expr) -> Expr:
@@ -155,6 +157,7 @@ def _standardized(x: Expr, grad: Expr, axes: Sequence[int], epsilon: float) -> t
     centred = op.subtract(x, mean(x))
     inverse = op.rsqrt(op.add(mean(op.multiply(centred, centred)), scalar(epsilon, x)))
     hat = op.multiply(centred, inverse)
+    # What moves the mean or the variance changes no element of the result.
     inner = op.subtract(grad, op.add(mean(grad), op.multiply(hat, mean(op.multiply(grad, hat)))))
     return hat, op.multiply(inner, inverse)
 
@@ -211,6 +214,7 @@ def _group_norm(call: Call, grad: Expr) -> Sequence[Expr]:
     ]  # fmt: skip
     scaled = op.multiply(grad, _along(gamma, axis, len(shape))) if attrs.scale else grad
     apart = shaped(x, split)
+    # Its type is asked for before inference runs again.
     apart.set_checked_type(tensor_type(split, tensor(x).dtype))
     axes = [a for a in range(len(shape) + 1) if a not in (0, axis)]
     hat, dx = _standardized(apart, shaped(scaled, split), axes, attrs.epsilon)
@@ -220,9 +224,7 @@ def _group_norm(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("nn.batch_norm")
 def _batch_norm(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return the gradients of the operator itself: the statistics are arguments, not the
-    batch's.
-    """
+    """Return the gradients of batch_norm with the statistics as independent arguments."""
     x, gamma, _beta, mean, variance = call.args
     attrs = call.attrs
     assert isinstance(attrs, BatchNormAttrs) and isinstance(grad, Tuple)
@@ -232,6 +234,7 @@ def _batch_norm(call: Call, grad: Expr) -> Sequence[Expr]:
     total = op.sum(g, axis=axis, exclude=True)
     centred = op.subtract(x, _along(mean, axis, rank))
     inner = op.sum(op.multiply(g, centred), axis=axis, exclude=True)
+    # The derivative of (v + eps)**-0.5 is -0.5 * (v + eps)**-1.5.
     d_scale = op.multiply(inner, op.multiply(inverse, op.multiply(inverse, scale)))
     return [
         op.multiply(g, _along(scale, axis, rank)),
@@ -255,7 +258,7 @@ def _static(dims: Sequence[PrimExpr], what: str) -> list[int]:
 def _output_padding(
     x: Expr, call: Call, attrs: Conv2DAttrs | MaxPool2DAttrs | AvgPool2DAttrs, kernel: Sequence[int]
 ) -> list[int]:
-    """Return the rows and columns at the end of x that the last window does not reach."""
+    """Return the bottom rows and right columns of x that no window reaches."""
     top, left_pad, bottom, right = attrs.padding
     unreached = []
     for i, around in enumerate((top + bottom, left_pad + right)):
@@ -272,7 +275,7 @@ def _output_padding(
 
 @register_gradient("nn.conv2d")
 def _conv2d(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return dX, a transposed convolution, and dW, a convolution of x with the gradient.
+    """Return dX by a transposed convolution and dW by a convolution of x with the gradient.
 
     For dW the batch takes the role of the channels, with strides and dilation exchanged.
     """
@@ -289,6 +292,7 @@ def _conv2d(call: Call, grad: Expr) -> Sequence[Expr]:
         per_group * attrs.groups, (kh, kw),
         output_padding=_output_padding(x, call, attrs, (kh, kw)),
     )  # fmt: skip
+    # Groups become images: each group of channels meets the gradients of its own results alone.
     n, _c, height, width = tensor(x).shape
     g = attrs.groups
     images = shaped(
@@ -297,13 +301,14 @@ def _conv2d(call: Call, grad: Expr) -> Sequence[Expr]:
     )
     filters = op.transpose(grad, (1, 0, 2, 3))
     wide = op.nn.conv2d(images, filters, attrs.dilation, attrs.padding, attrs.strides, g, out, None)
+    # Rows that no window reached give positions beyond the kernel.
     near = op.strided_slice(wide, [0, 0], [kh, kw], axes=[2, 3])
     return [dx, op.transpose(near, (1, 0, 2, 3))]
 
 
 def _one_hot_windows(count: int, channels: int, kh: int, kw: int, dtype: str) -> Constant:
-    """Return (channels * count, 1, kh, kw): the k-th window of each channel has its 1 at position
-    k.
+    """Return (channels * count, 1, kh, kw) kernels: the k-th of each channel selects window
+    position k.
     """
     eye = np.eye(kh * kw, dtype=to_numpy(dtype)).reshape(kh * kw, 1, kh, kw)
     assert count == kh * kw
@@ -312,7 +317,7 @@ def _one_hot_windows(count: int, channels: int, kh: int, kw: int, dtype: str) ->
 
 @register_gradient("nn.max_pool2d")
 def _max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return the gradient for the first position of each window that holds its maximum."""
+    """Route the gradient to the first maximum of each window."""
     (x,) = call.args
     attrs = call.attrs
     assert isinstance(attrs, MaxPool2DAttrs)
@@ -322,6 +327,7 @@ def _max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
     top, left_pad, bottom, right = attrs.padding
     dtype = tensor(x).dtype
     lowest = -np.inf
+    # With -inf, which no element is below.
     around = op.nn.pad(x, ((0, 0), (0, 0), (top, bottom), (left_pad, right)), scalar(lowest, x))
     rows, columns = tensor(call).shape[2:]
     claimed: Expr | None = None
@@ -351,7 +357,7 @@ def _max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("nn.avg_pool2d")
 def _avg_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return each position's share of the gradients of its windows.
+    """Distribute each window's gradient evenly over its positions.
 
     Windows over the border have fewer positions.
     """
@@ -395,13 +401,14 @@ def _global_avg_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
 def _global_max_pool2d(call: Call, grad: Expr) -> Sequence[Expr]:
     (x,) = call.args
     is_extreme, dtype = op.equal(x, call), tensor(x).dtype
+    # All that are the largest share alike.
     share = over_count(grad, is_extreme, _image_axes(call), dtype)
     return [op.multiply(share, op.cast(is_extreme, dtype))]
 
 
 @register_gradient("nn.cross_entropy")
 def _cross_entropy(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return -y / x / batch and -log(x) / batch, of -sum(y * log(x)) / batch."""
+    """Return the gradients -y / x / batch and -log(x) / batch of -sum(y * log(x)) / batch."""
     x, y = call.args
     share = op.negative(over_number(grad, x, (0,)))
     return [op.multiply(share, op.divide(y, x)), op.multiply(share, op.log(x))]
@@ -409,7 +416,7 @@ def _cross_entropy(call: Call, grad: Expr) -> Sequence[Expr]:
 
 @register_gradient("nn.cross_entropy_with_logits")
 def _cross_entropy_with_logits(call: Call, grad: Expr) -> Sequence[Expr]:
-    """Return -y / batch and -x / batch, of -sum(y * x) / batch."""
+    """Return the gradients -y / batch and -x / batch of -sum(y * x) / batch."""
     x, y = call.args
     share = op.negative(over_number(grad, x, (0,)))
     return [op.multiply(share, y), op.multiply(share, x)]

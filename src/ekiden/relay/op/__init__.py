@@ -1,5 +1,6 @@
-"""The operators of Relay: each is declared once (see ekiden.ir.op) and called by the function of
-its TVM name. Each family is a module, whose `__all__` is the one list of its names."""
+"""Relay operators, each declared once (see ekiden.ir.op) and called by the function of its TVM
+name. Each family is a module, whose `__all__` is the one list of its names.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What the declarations of operators share: calls, checks of arguments, and their error form."""
+"""Helpers shared by operator declarations: calls, argument checks, type errors."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _L = TypeVar("_L", bound=Hashable)
 
 
 def call(name: str, *args: Expr, attrs: Attrs | None = None) -> Call:
-    """Return a call of a registered operator."""
+    """Build a call of a registered operator."""
     return Call(get(name), args, attrs)
 
 
 def fail(name: str, message: str) -> NoReturn:
-    """Raise the type error of an operator."""
+    """Raise a TypeInferenceError for an operator."""
     raise TypeInferenceError(f"{name}: {message}")
 
 
 def attempt(name: str, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-    """Call a shape function of topi; its ValueError becomes the operator's type error."""
+    """Call a topi shape function; turn its ValueError into the operator's type error."""
     try:
         return function(*args, **kwargs)
     except ValueError as error:
@@ -44,7 +44,7 @@ def attempt(name: str, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.
 
 
 def attrs_of(kind: type[_A], attrs: Attrs | None) -> _A:
-    """Return the attributes, checked to be of the class that the operator declares."""
+    """Check that the attributes are of the operator's attribute class, and return them."""
     assert isinstance(attrs, kind), f"expected attributes {kind.__name__}, got {attrs!r}"
     return attrs
 
@@ -52,7 +52,8 @@ def attrs_of(kind: type[_A], attrs: Attrs | None) -> _A:
 def check_indices(
     name: str, indices: Array, size: int, axis: int | None, what: str = "index"
 ) -> None:
-    """Raise IndexRangeError for an index out of range, as the kernel of an `index_check` does."""
+    """Raise IndexRangeError for an out-of-range index, as the `index_check` of kernels does."""
+    # Negative indices count from the end, as NumPy's do; unsigned ones have none.
     low = 0 if indices.dtype.kind == "u" else -size
     check_range(f"{name}: {what}", indices, (low, size), bound_text(axis), (size,))
 
@@ -64,21 +65,23 @@ def check_range(
     bound: str = "",
     shown: Sequence[int] = (),
 ) -> None:
-    """Raise IndexRangeError for a value outside [low, high), as the kernel of a `range_check`
-    does.
+    """Raise IndexRangeError for a value outside [low, high), as the `range_check` of
+    kernels does.
     """
     low, high = ends
     # uint8 values must not wrap around in the comparison with a negative bound.
     wide = values.astype(np.int64)
     wrong = np.argwhere((wide < low) | (wide >= high))
     if len(wrong):
+        # argwhere is in row-major order: the same element that the kernel reports.
         at = tuple(int(i) for i in wrong[0])
         text = message(subject, len(at), bound)
+        # The bound that is shown is the last valid value, not the end of the interval.
         raise IndexRangeError(text.format(int(wide[at]), *at, *shown, low, high - 1))
 
 
 def check_info(subject: str, info: Array, problem: str) -> None:
-    """Raise LinAlgError for what is not 0, as the kernel of an `info_check` does."""
+    """Raise LinAlgError for a non-zero LAPACK info, as the `info_check` of kernels does."""
     wrong = np.argwhere(info)
     if len(wrong):
         at = tuple(int(i) for i in wrong[0])
@@ -86,7 +89,7 @@ def check_info(subject: str, info: Array, problem: str) -> None:
 
 
 def tensors(name: str, types: Sequence[Type], count: int | None = None) -> tuple[TensorType, ...]:
-    """Return the argument types, checked to be `count` tensors.
+    """Check that the arguments are `count` tensors, and return their types.
 
     Raises:
         TypeInferenceError: Arguments are too many, too few, or no tensors.
@@ -100,7 +103,7 @@ def tensors(name: str, types: Sequence[Type], count: int | None = None) -> tuple
 
 
 def tensor_fields(name: str, types: Sequence[Type]) -> tuple[TensorType, ...]:
-    """Return the fields of the one tuple argument of a variadic operator.
+    """Check that the only argument is a tuple of tensors, and return their types.
 
     Raises:
         TypeInferenceError: The argument is not one tuple of at least one tensor.
@@ -127,14 +130,15 @@ _TAKES: dict[Takes, tuple[Callable[[str], bool], str]] = {
 
 
 def check_dtype(name: str, what: str, dtype: str, takes: Takes) -> None:
-    """Check that an argument has elements that an operator can take."""
+    """Check that an argument's dtype is of the accepted kind."""
+    # bool is no number here, though NumPy counts it as one.
     fits, requirement = _TAKES[takes]
     if not fits(dtype):
         fail(name, f"{what!r} must be {requirement}, got {dtype}")
 
 
 def one_dtype(name: str, arguments: Sequence[TensorType]) -> str:
-    """Return the dtype that all arguments have.
+    """Check that all arguments have the same dtype, and return it.
 
     Raises:
         TypeInferenceError: Arguments have several dtypes.
@@ -146,7 +150,7 @@ def one_dtype(name: str, arguments: Sequence[TensorType]) -> str:
 
 
 def rank_at_least(name: str, argument: TensorType, rank: int, what: str) -> None:
-    """Check the rank of an argument."""
+    """Check the minimum rank of an argument."""
     if len(argument.shape) < rank:
         fail(name, f"{what!r} must have at least {rank} dimensions, got {show(argument.shape)}")
 
@@ -162,7 +166,7 @@ def rank_is(name: str, argument: TensorType, rank: int, what: str) -> None:
 
 
 def agree(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
-    """Return the common value of two dimensions that must be equal.
+    """Unify two dimensions that must be equal.
 
     Raises:
         TypeInferenceError: The dimensions are known to differ.
@@ -176,26 +180,27 @@ def agree(name: str, a: PrimExpr, b: PrimExpr, what: str) -> PrimExpr:
 def along_vector(
     name: str, data: TensorType, axis: int, vector: TensorType, what: str
 ) -> TensorType:
-    """Return the type of data with the extent along an axis that a vector for that axis confirms.
+    """Unify the extent of an axis with the length of a vector along it, and return the data's type.
 
     The extent may be known from either, as if the vector were spread over the data.
     """
+    # The known one of the two extents goes into the result, so that inference learns it.
     extent = agree(name, data.shape[axis], vector.shape[0], f"axis {axis} of 'data' and {what}")
     return TensorType((*data.shape[:axis], extent, *data.shape[axis + 1 :]), data.dtype)
 
 
 def summable(data: Array) -> Array:
-    """Return an array whose products NumPy can sum: float32 for dtypes that NumPy lacks."""
+    """Return an array that NumPy can sum products of: float32 for dtypes that NumPy lacks."""
     return data.astype(np.float32) if data.dtype.kind == "V" else data
 
 
 def show(shape: Sequence[PrimExpr]) -> str:
-    """Return a shape as text for messages."""
+    """Format a shape for error messages."""
     return shape_text(tuple(shape))
 
 
 def by_layout(layout: _L, entries: Mapping[_L, _C]) -> _C:
-    """Return the entry for a layout, or for several.
+    """Return the entry of a table for a layout or a combination of layouts.
 
     Raises:
         ValueError: There is no entry for the layout.
@@ -207,7 +212,7 @@ def by_layout(layout: _L, entries: Mapping[_L, _C]) -> _C:
 
 
 def keeps_layout(attrs: Any) -> None:  # noqa: ANN401 - any attributes with two layouts
-    """Raise ValueError where the result is asked for in another layout than the data's."""
+    """Raise ValueError where the result's layout differs from the data's."""
     if attrs.out_layout not in ("", attrs.layout):
         raise ValueError(
             f"out_layout must be that of the data, {attrs.layout!r}, got {attrs.out_layout!r}"
@@ -217,7 +222,7 @@ def keeps_layout(attrs: Any) -> None:  # noqa: ANN401 - any attributes with two 
 def identity_relation(
     name: str, count: int = 1, takes: Takes = "any"
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
-    """Return a relation whose result is the first argument's type; all arguments share its
+    """Return a type relation whose result is the first argument's type; all arguments share its
     dtype.
     """
 

@@ -1,4 +1,4 @@
-"""Documentation of operators, made from their declarations."""
+"""Documentation of operators, generated from their declarations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ekiden.ir.op import OPS, OpDef
 
 
 def documenting(prefix: str, load_name: Callable[[str], object]) -> Callable[[str], object]:
-    """Return the `__getattr__` of a package whose names get documentation when they are first used:
-    a function, or all functions of a module, whose operators have its name before theirs.
+    """Return a package's `__getattr__` that documents operator functions when they are first
+    loaded.
     """
 
     def load_documented(name: str) -> object:
-        """Load a name of the package. Raises AttributeError."""
+        """Load a name of the package and document it. Raises AttributeError."""
         value = load_name(name)
         if isinstance(value, ModuleType):
             attach(f"{prefix}{name}.", vars(value))
@@ -29,13 +29,15 @@ def documenting(prefix: str, load_name: Callable[[str], object]) -> Callable[[st
 
 
 def attach(prefix: str, names: Mapping[str, object]) -> None:
-    """Give each operator `prefix` + name its description, the docstring of the function of that
-    name, and the function's docstring what the declaration says.
+    """Set the description of each operator to its function's docstring, and append the declared
+    usage to the docstring.
     """
     for name, function in names.items():
         if not (isinstance(function, FunctionType) and function.__doc__):
             continue
+        # `OPS.get` would import the module of the row, which may be the one being imported.
         definition = OPS[prefix + name] if OPS.has(prefix + name) else None
+        # Once: a second export of the operator would append its usage again.
         if definition is not None and not definition.description:
             text = inspect.cleandoc(function.__doc__)
             OPS[prefix + name] = dataclasses.replace(definition, description=" ".join(text.split()))
@@ -43,9 +45,7 @@ def attach(prefix: str, names: Mapping[str, object]) -> None:
 
 
 def usage(definition: OpDef) -> str:
-    """Return the signature of an operator, its result, its attributes and how it fuses, as plain
-    text.
-    """
+    """Format an operator's signature, result, attributes and fusion pattern as plain text."""
     lines = [f"Operator: {signature(definition)}"]
     if definition.result:
         lines.append(f"Result: {definition.result}")
@@ -57,7 +57,7 @@ def usage(definition: OpDef) -> str:
 
 
 def signature(definition: OpDef) -> str:
-    """Return the signature of an operator, such as `nn.dense(data, weight)`.
+    """Format the signature of an operator, such as `nn.dense(data, weight)`.
 
     The one argument of a variadic operator is shown as a tuple.
     """
@@ -66,7 +66,7 @@ def signature(definition: OpDef) -> str:
 
 
 def fields(definition: OpDef) -> list[tuple[str, str, str]]:
-    """Return the name, type and default of each attribute."""
+    """Return the name, type and default of each attribute field."""
     if definition.attrs is None:
         return []
     every = dataclasses.fields(definition.attrs)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Operators that are one computation of topi: the declaration says which, the rest follows from it.
+"""Declaration of operators that are a single topi computation; types and lowering are derived from
+it.
 
 The type relation runs the computation on placeholders of the argument types, so shapes are stated
 once. The reference runs its plain loop program in the interpreter of tir, unless a shorter one in
@@ -61,8 +62,8 @@ def declare(
     costly: bool = False,
     weight_layouts: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Declare the operator `name` of topi's computation; `fields` is the number of results of a
-    tuple, `takes` what elements some arguments must have. See OpDef for the rest.
+    """Declare an operator computed by one topi function; `fields` is the number of results of a
+    tuple, `takes` the accepted dtypes of arguments.
     """
     register_op(
         OpDef(
@@ -98,7 +99,7 @@ def _relation(
     name: str, arguments: Sequence[str] | None, compute: Compute, takes: Mapping[str, Takes]
 ) -> Relation:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the type of the computation on placeholders of the arguments.
+        """Infer the result type by running the computation on placeholders.
 
         Shapes are thus written once, in topi. Errors of the computation become a TypeInferenceError
         of the operator.
@@ -109,6 +110,7 @@ def _relation(
             kinds = tensors(name, types, len(arguments))
             for what, kind in zip(arguments, kinds, strict=True):
                 check_dtype(name, what, kind.dtype, takes.get(what, "any"))
+        # The computation itself is the shape function: relation and kernel cannot disagree.
         inputs = [te.placeholder(t.shape, t.dtype, f"x{n}") for n, t in enumerate(kinds)]
         try:
             outputs = compute(attrs, *inputs)
@@ -121,10 +123,14 @@ def _relation(
 
 
 def _numpy(function: Callable[..., Any]) -> Reference:
-    """Return a reference from a function of (attributes, *arrays), without NumPy's warnings."""
+    """Wrap a function of (attributes, *arrays) as a NumPy reference without floating-point
+    warnings.
+    """
 
     def reference(attrs: Attrs | None, *arrays: Array) -> Array | tuple[Array, ...]:
-        """Return the results as arrays, without warnings about infinities and not-a-numbers."""
+        """Return the results as arrays, with NumPy's warnings about infinities and NaNs
+        suppressed.
+        """
         with np.errstate(all="ignore"):
             results = function(attrs, *arrays)
         if isinstance(results, (tuple, list)):
@@ -140,6 +146,7 @@ def _interpreted(compute: Compute) -> Reference:
         inputs = [te.placeholder(a.shape, str(a.dtype), f"x{n}") for n, a in enumerate(arrays)]
         computed = compute(attrs, *inputs)
         outputs = _many(computed)
+        # Shapes of arrays are numbers, so that the extents of the results are constants.
         shapes = [[evaluate(d, {}) for d in t.shape] for t in outputs]
         results = tuple(
             np.empty(n, to_numpy(t.dtype)) for n, t in zip(shapes, outputs, strict=True)

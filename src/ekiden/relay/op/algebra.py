@@ -1,4 +1,4 @@
-"""Sums of products, matrices, Fourier transforms, and results in the shape of another tensor.
+"""Einsum, matrix and Fourier operators, statistics, and operators that take another tensor's shape.
 
 einsum("ij,jk->ik")    sums over letters that the result lacks; "..." are axes that broadcast
 variance               the mean of squared distances from the mean: over n, unbiased over n - 1
@@ -42,22 +42,23 @@ else:
 
 @node("relay.attrs.EinsumAttrs")
 class EinsumAttrs(Attrs):
-    """The labels of axes: "ij,jk->ik"."""
+    """Attributes of einsum: the equation, such as "ij,jk->ik"."""
 
     equation: str = ""
 
 
 @node("relay.attrs.DFTAttrs")
 class DFTAttrs(Attrs):
-    """Whether to transform back."""
+    """Attributes of dft: whether to compute the inverse transform."""
 
     inverse: bool = False
 
 
 @node("relay.attrs.StftAttrs")
 class StftAttrs(Attrs):
-    """The length of a frame, the distance of frames, the length of the window, whether to divide by
-    the root of the first, and to leave out the mirrored frequencies."""
+    """Attributes of stft: FFT size, hop length, window length, normalisation by sqrt(n_fft),
+    one-sided output.
+    """
 
     n_fft: int = 1
     hop_length: int = 1
@@ -68,15 +69,16 @@ class StftAttrs(Attrs):
 
 @node("relay.attrs.TriluAttrs")
 class TriluAttrs(Attrs):
-    """Whether to keep what is above the diagonal, or below."""
+    """Attributes of trilu: whether to keep the upper or the lower triangle."""
 
     upper: bool = True
 
 
 @node("relay.attrs.MatrixSetDiagAttrs")
 class MatrixSetDiagAttrs(Attrs):
-    """The first and last diagonal, and whether shorter ones stand right or left in their row: above
-    and below the main diagonal."""
+    """Attributes of matrix_set_diag: the first and last diagonal, and the alignment of super- and
+    subdiagonals.
+    """
 
     k1: int = 0
     k2: int = 0
@@ -86,15 +88,16 @@ class MatrixSetDiagAttrs(Attrs):
 
 @node("relay.attrs.MeshgridAttrs")
 class MeshgridAttrs(Attrs):
-    """Whether the first axis is that of the first vector ("ij") or of the second ("xy")."""
+    """Attributes of meshgrid: the indexing, "ij" (matrix) or "xy" (Cartesian)."""
 
     indexing: str = "ij"
 
 
 @node("relay.attrs.VarianceAttrs")
 class VarianceAttrs(Attrs):
-    """The axes (None: all), whether they stay with extent 1, whether to divide by one less, and
-    whether the axes are those to keep."""
+    """Attributes of variance: axes (None: all), keepdims, unbiased (Bessel's correction),
+    exclude.
+    """
 
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
@@ -104,21 +107,21 @@ class VarianceAttrs(Attrs):
 
 @node("relay.attrs.SliceLikeAttrs")
 class SliceLikeAttrs(Attrs):
-    """The axes to cut; None: all."""
+    """Attributes of slice_like: the axes to slice; None for all."""
 
     axes: tuple[int, ...] | None = None
 
 
 @node("relay.attrs.CollapseSumAttrs")
 class CollapseSumAttrs(Attrs):
-    """The shape to sum to."""
+    """Attributes of collapse_sum_to: the target shape."""
 
     shape: Dims = ()
 
 
 @node("relay.attrs.FixedPointMultiplyAttrs")
 class FixedPointMultiplyAttrs(Attrs):
-    """A fraction in Q31 and a power of two to multiply by."""
+    """Attributes of fixed_point_multiply: the Q31 multiplier and the shift."""
 
     multiplier: int = 0
     shift: int = 0
@@ -126,7 +129,9 @@ class FixedPointMultiplyAttrs(Attrs):
 
 @node("relay.attrs.FixedPointMultiplyPerAxisAttrs")
 class FixedPointMultiplyPerAxisAttrs(Attrs):
-    """Which of the shifts are made, and the axes that multipliers and shifts run along."""
+    """Attributes of fixed_point_multiply_per_axis: which shifts apply, and the axes of the
+    multipliers.
+    """
 
     is_lshift_required: bool = False
     is_rshift_required: bool = False
@@ -134,9 +139,11 @@ class FixedPointMultiplyPerAxisAttrs(Attrs):
 
 
 def _multiplied(data: Array, multiplier: int, shift: int) -> Array:
-    """data * multiplier * 2**(shift - 31), rounded half up, in integers."""
+    """Return data * multiplier * 2**(shift - 31) in integer arithmetic, rounded half up."""
     left_shift, right_shift = max(shift, 0), min(31 - min(shift, 0), 63)
+    # 31 bits of data, the shift and 31 bits of the multiplier need int64.
     scaled = (data.astype(np.int64) << left_shift) * multiplier
+    # Half of the last place that stays is added before the shift drops the others.
     return np.asarray((scaled + (1 << (right_shift - 1))) >> right_shift).astype(np.int32)
 
 
@@ -153,6 +160,7 @@ def _dft(attrs: DFTAttrs, re: Array, im: Array) -> tuple[Array, ...]:
 def _inverted(attrs: None, data: Array) -> Array:
     check_range("invert_permutation: position", data, (0, len(data)))
     inverse = np.zeros_like(data)
+    # Of equal positions the largest index stays, whatever order a kernel's threads have.
     np.maximum.at(inverse, data.astype(np.int64), np.arange(len(data)).astype(data.dtype))
     return inverse
 
@@ -161,6 +169,7 @@ def _variance(attrs: VarianceAttrs, data: Array) -> Array:
     axes = reduced_axes("variance", attrs, data.ndim)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of too few elements
+        # ddof is Bessel's correction: n - 1 instead of n.
         variances = np.var(data, axis=axes, keepdims=attrs.keepdims, ddof=int(attrs.unbiased))
     return np.asarray(variances).astype(data.dtype)
 
@@ -178,6 +187,7 @@ def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
     remaining, coordinates = data.astype(np.int64), []
     # The last axis varies fastest.
     for extent in reversed(dims):
+        # An extent of 0 has no coordinate, and must not divide.
         coordinates.append(remaining % max(extent, 1))
         remaining = remaining // max(extent, 1)
     return np.stack(coordinates[::-1]).astype(data.dtype)
@@ -194,6 +204,7 @@ def _meshgrid(attrs: MeshgridAttrs, *vectors: Array) -> tuple[Array, ...]:
 
 def _collapsed(data: Array, shape: Sequence[int]) -> Array:
     extra = data.ndim - len(shape)
+    # Broadcasting has put axes in front and repeated those of extent 1: both are summed back.
     axes = (*range(extra), *(extra + n for n, d in enumerate(shape) if d == 1))
     # Sums accumulate in the type that the kernel uses.
     wide = data.astype(to_numpy(accumulator(str(data.dtype))))
@@ -320,7 +331,7 @@ declare(
 
 
 def einsum(data: Sequence[Expr] | Expr, equation: str) -> Call:
-    """Return Einstein's sum over the axes that the equation names, such as "ij,jk->ik"."""
+    """Return the Einstein summation of tensors, such as "ij,jk->ik"."""
     return call("einsum", as_tuple(data), attrs=EinsumAttrs(equation))
 
 
@@ -330,7 +341,7 @@ def det(data: Expr) -> Call:
 
 
 def dft(re_data: Expr, im_data: Expr, inverse: bool = False) -> Call:
-    """Return the real and imaginary components of the Fourier transform along the last axis."""
+    """Return the real and imaginary parts of the discrete Fourier transform along the last axis."""
     return call("dft", re_data, im_data, attrs=DFTAttrs(inverse))
 
 
@@ -343,13 +354,15 @@ def stft(
     normalized: bool = False,
     onesided: bool = True,
 ) -> Call:
-    """Return Fourier transforms of windowed frames of signals [batch, time]."""
+    """Return the short-time Fourier transform of signals [batch, time]."""
     attrs = StftAttrs(n_fft, hop_length, win_length, normalized, onesided)
     return call("stft", data, window, attrs=attrs)
 
 
 def trilu(data: Expr, k: Expr | int, upper: bool = True) -> Call:
-    """Return the k-th diagonal of matrices and everything above (or below) it, with 0 elsewhere."""
+    """Return the upper (or lower) triangle of matrices from the k-th diagonal on, with zeros
+    elsewhere.
+    """
     at = k if isinstance(k, Expr) else const(k, "int32")
     return call("trilu", data, at, attrs=TriluAttrs(upper))
 
@@ -359,6 +372,7 @@ def matrix_set_diag(
 ) -> Call:
     """Return matrices with their diagonals from k[0] to k[1] replaced."""
     low, high = (k, k) if isinstance(k, int) else (k[0], k[-1])
+    # TVM writes both alignments in one text, that of the superdiagonals first.
     above, below = (alignment == "RIGHT" for alignment in align.split("_"))
     return call(
         "matrix_set_diag", data, diagonal, attrs=MatrixSetDiagAttrs(low, high, above, below)
@@ -366,7 +380,8 @@ def matrix_set_diag(
 
 
 def logsumexp(data: Expr, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Expr:
-    """Return log(sum(exp(data))) along axes (None: all), computed from the largest element."""
+    """Return log(sum(exp(data))) along axes (None: all), stabilised by the maximum."""
+    # exp of the differences is at most 1: it cannot overflow.
     largest: Expr = largest_of(data, axis, True)
     largest = where(isinf(largest), zeros_like(largest), largest)  # inf - inf is nan
     total = add(log(sum_of(exp(subtract(data, largest)), axis, True)), largest)
@@ -374,17 +389,17 @@ def logsumexp(data: Expr, axis: int | Sequence[int] | None = None, keepdims: boo
 
 
 def invert_permutation(data: Expr) -> Call:
-    """Return the positions of 0, 1, 2, ... in a vector that permutes them."""
+    """Return the inverse of a permutation."""
     return call("invert_permutation", data)
 
 
 def unravel_index(indices: Expr, shape: Expr) -> Call:
-    """Return flat positions as coordinates in a shape that is data."""
+    """Return flat indices as coordinates in a shape given as a tensor."""
     return call("unravel_index", indices, shape)
 
 
 def meshgrid(data: Sequence[Expr] | Expr, indexing: str = "ij") -> Call:
-    """Return a tuple of the coordinates of a grid, from those of its axes."""
+    """Return the coordinate grids of vectors, as a tuple."""
     return call("meshgrid", as_tuple(data), attrs=MeshgridAttrs(indexing))
 
 
@@ -396,8 +411,7 @@ def variance(
     unbiased: bool = False,
     with_mean: Expr | None = None,
 ) -> Call:
-    """Return the mean of squared distances from the mean over `axis`, or with `exclude` over the
-    complement of `axis`.
+    """Return the variance over `axis` (with `exclude`, over its complement).
 
     Args:
         data: The tensor.
@@ -455,17 +469,17 @@ def slice_like(data: Expr, shape_like: Expr, axes: Sequence[int] | None = None) 
 
 
 def broadcast_to_like(data: Expr, broadcast_type: Expr) -> Call:
-    """Return `data` repeated to the shape of another tensor."""
+    """Return `data` broadcast to the shape of another tensor."""
     return call("broadcast_to_like", data, broadcast_type)
 
 
 def collapse_sum_like(data: Expr, collapse_type: Expr) -> Call:
-    """Return the sum over the axes along which another tensor broadcasts to `data`."""
+    """Return `data` summed to another tensor's shape, the reverse of broadcasting it."""
     return call("collapse_sum_like", data, collapse_type)
 
 
 def collapse_sum_to(data: Expr, shape: Sequence[Dim]) -> Call:
-    """Return the sum over the axes along which a shape broadcasts to that of `data`."""
+    """Return `data` summed to a given shape, the reverse of broadcasting from it."""
     return call("collapse_sum_to", data, attrs=CollapseSumAttrs(as_attr(shape)))
 
 

@@ -1,4 +1,6 @@
-"""The annotation dialect: marks for passes: code of external compilers, places of values."""
+"""Annotation operators: device placement, external compiler regions, fusion barriers,
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,16 @@ from ekiden.te import Tensor
 
 @node("relay.attrs.CompilerAttrs")
 class CompilerAttrs(Attrs):
-    """The external compiler that code is for."""
+    """Attributes of compiler_begin and compiler_end: the external compiler's name."""
 
     compiler: str = "default"
 
 
 @node("relay.attrs.OnDeviceAttrs")
 class OnDeviceAttrs(Attrs):
-    """The device of an expression: of what computes it, of its result, or of both."""
+    """Attributes of on_device: the device, and whether it constrains the body, the result
+    or both.
+    """
 
     virtual_device: VirtualDevice = HOST
     constrain_result: bool = False
@@ -35,7 +39,7 @@ class OnDeviceAttrs(Attrs):
 
 @node("relay.attrs.DeviceCopyAttrs")
 class DeviceCopyAttrs(Attrs):
-    """From where to where."""
+    """Attributes of device_copy: the source and destination devices."""
 
     src_virtual_device: VirtualDevice = HOST
     dst_virtual_device: VirtualDevice = HOST
@@ -116,7 +120,7 @@ register_op(
 
 @node("relay.attrs.CastHintAttrs")
 class CastHintAttrs(Attrs):
-    """The dtype that a value shall have."""
+    """Attributes of cast_hint: the desired dtype."""
 
     dtype: str = ""
 
@@ -137,7 +141,9 @@ register_op(
 
 @node("relay.attrs.AnnotatedQuantizeAttrs")
 class AnnotatedQuantizeAttrs(Attrs):
-    """What is rounded: a number of `relay.quantize.QAnnotateKind`; to integers with a sign."""
+    """Attributes of relay.op.annotation.simulated_quantize: kind (QAnnotateKind), signedness,
+    rounding.
+    """
 
     kind: int = 1
     sign: bool = True
@@ -176,6 +182,7 @@ register_op(
 
 
 def _simulated_compute(data: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    # Clipped before rounding, as the integers are: rounding first could leave the range by one.
     steps = topi.minimum(topi.maximum(topi.divide(data, scale), low), high)
     return topi.multiply(topi.round(steps), scale)
 
@@ -183,8 +190,8 @@ def _simulated_compute(data: Tensor, scale: Tensor, low: Tensor, high: Tensor) -
 def simulated_quantize(
     data: Expr, dom_scale: Expr, clip_min: Expr, clip_max: Expr, kind: int = 1
 ) -> Call:
-    """Return float32 data rounded to multiples of `dom_scale`, from `clip_min` to `clip_max` of
-    them.
+    """Return float32 data rounded to multiples of `dom_scale` and clipped to `clip_min`..`clip_max`
+    of them.
 
     All three are float32 scalars.
     """
@@ -199,7 +206,7 @@ def on_device(
     constrain_result: bool = False,
     constrain_body: bool = True,
 ) -> Expr:
-    """Return `body`, computed on a device (`constrain_body`), or with its result there, or both.
+    """Annotate the device of `body` (`constrain_body`), of its result, or of both.
 
     With neither set, the value may be copied to no device in particular. Without a device `body` is
     returned itself. Of a function, the device is that of its result.
@@ -214,31 +221,31 @@ def on_device(
 
 
 def device_copy(data: Expr, src_device: DeviceLike, dst_device: DeviceLike) -> Call:
-    """Return `data`, which is on the first device, copied to the second."""
+    """Copy `data` from the first device to the second."""
     attrs = DeviceCopyAttrs(virtual_device(src_device), virtual_device(dst_device))
     return call("device_copy", data, attrs=attrs)
 
 
 def stop_fusion(data: Expr) -> Call:
-    """Return the same value; operators before it are not fused with those after it."""
+    """Return the same value behind a fusion barrier."""
     return call("annotation.stop_fusion", data)
 
 
 def checkpoint(data: Expr) -> Call:
-    """Return the same value, a tensor or a tuple, which gradients may compute again."""
+    """Return the same value, marked for recomputation in gradients (gradient checkpointing)."""
     return call("annotation.checkpoint", data)
 
 
 def cast_hint(data: Expr, dtype: str) -> Call:
-    """Return the same value, with a note of the dtype that it shall have."""
+    """Return the same value with a hint of its desired dtype."""
     return call("annotation.cast_hint", data, attrs=CastHintAttrs(dtype))
 
 
 def compiler_begin(data: Expr, compiler: str) -> Call:
-    """Return a mark at which a value enters code of an external compiler."""
+    """Mark a value that enters a region of an external compiler."""
     return call("annotation.compiler_begin", data, attrs=CompilerAttrs(compiler))
 
 
 def compiler_end(data: Expr, compiler: str) -> Call:
-    """Return a mark at which a value leaves code of an external compiler."""
+    """Mark a value that leaves a region of an external compiler."""
     return call("annotation.compiler_end", data, attrs=CompilerAttrs(compiler))

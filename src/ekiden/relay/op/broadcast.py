@@ -1,5 +1,4 @@
-"""Operators of two or three arguments that broadcast as NumPy does: arithmetic, comparisons, logic,
-choice.
+"""Broadcasting operators: arithmetic, comparisons, logic, bit operations, where.
 
 Shapes are paired from the last axis on; of two extents they are equal, or one is 1. A symbol beside
 a 1 is the symbol; two symbols must be equal, which a run checks where a proof does not. Dtypes are
@@ -38,7 +37,7 @@ from ekiden.topi.dimensions import Shape, broadcast_shape
 
 
 def broadcast_types(name: str, arguments: Sequence[TensorType]) -> Shape:
-    """Return the shape that arguments broadcast to.
+    """Infer the shape that arguments broadcast to.
 
     Raises:
         TypeInferenceError: The shapes do not broadcast.
@@ -56,12 +55,13 @@ def _relation(
     name: str, dtype: str | None, takes: Takes
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the broadcast shape, in the operator's dtype or the one that both arguments share.
+        """Infer the broadcast shape, in the operator's dtype or in the arguments' common one.
 
         Raises:
             TypeInferenceError: Shapes or dtypes do not fit.
         """
         arguments = tensors(name, types, 2)
+        # Relay has no implicit promotion: frontends insert casts.
         operand_dtype = one_dtype(name, arguments)
         check_dtype(name, "lhs", operand_dtype, takes)
         return TensorType(broadcast_types(name, arguments), dtype or operand_dtype)
@@ -85,10 +85,10 @@ for _name, _of_types in RELATIONS.items():
 
 
 def _reference(function: Callable[..., Array], dtype: str | None) -> Callable[..., Array]:
-    """NumPy's function, whose result is brought back to the dtype of the arguments where NumPy
-    promotes them."""
+    """Wrap a NumPy function so that its result has the arguments' dtype where NumPy promotes."""
 
     def reference(attrs: Attrs | None, lhs: Array, rhs: Array) -> Array:
+        # Infinities and NaN are results of the operator, not mistakes of the program.
         with np.errstate(all="ignore"):
             return np.asarray(function(lhs, rhs)).astype(dtype or lhs.dtype, copy=False)
 
@@ -134,7 +134,9 @@ def binary(
     linear: Linear = Linear.NO,
     costly: bool = False,
 ) -> Callable[[Expr, Expr], Call]:
-    """Declare an operator of two arguments; `dtype` is the result's if it is not the arguments'."""
+    """Declare a broadcasting binary operator; `dtype` is the result's where it differs from the
+    arguments'.
+    """
     register_op(
         OpDef(
             name=name,
@@ -160,38 +162,42 @@ def binary(
 
 
 def _divide(a: Array, b: Array) -> Array:
-    """C's division: integers truncate towards zero, and give 0 when divided by it."""
+    """Divide as C does: integers truncate towards zero; division of integers by zero gives 0."""
     if a.dtype.kind not in "iu":
         return np.asarray(np.divide(a, b))
     return _trunc_divide(a, b)
 
 
 def _floor_divide(a: Array, b: Array) -> Array:
-    """NumPy's; of floats by a quotient, so that what is infinite stays so."""
+    """Floor-divide as NumPy does, but keep infinite float quotients."""
     quotient = np.asarray(np.floor_divide(a, b))
     if a.dtype.kind in "iub":
         return quotient
+    # NumPy gives NaN for inf // x, where the floor of the quotient is infinite.
     ratio = np.divide(a, b)
     return np.where(np.isinf(ratio), ratio, quotient)
 
 
 def _trunc_divide(a: Array, b: Array) -> Array:
-    """Return the quotient without its fraction, or 0 for integers divided by 0.
+    """Divide and truncate towards zero; division of integers by zero gives 0.
 
     Integers are divided by way of the floor, as a float64 holds no integers above 2**53; the least
     number by -1 wraps around to itself.
     """
     if a.dtype.kind not in "iu":
         return np.asarray(np.trunc(a.astype(np.float64) / b))
+    # Divided by 1 where the divisor is 0: the result there is replaced below.
     floor = np.floor_divide(a, np.where(b == 0, 1, b))
     inexact = np.subtract(a, floor * b, dtype=a.dtype) != 0
+    # Floor and truncation differ by one where the signs differ and the division has a remainder.
     toward_zero = inexact & ((a < 0) != (b < 0))
     return np.where(b == 0, 0, floor + toward_zero.astype(a.dtype)).astype(a.dtype)
 
 
 def _power(a: Array, b: Array) -> Array:
-    """C's pow: 0 ** 0 is 1, and of integers the ring's, where a negative exponent is 0 but for
-    bases of 1 and -1."""
+    """Raise to a power as C's pow does (0 ** 0 = 1); integers wrap, and negative exponents give 0
+    except for bases 1 and -1.
+    """
     shape = np.broadcast_shapes(a.shape, b.shape)  # to one exponent of 0.5 NumPy takes roots
     operands = (np.array(np.broadcast_to(x, shape or (1,))) for x in (a, b))
     return np.asarray(INTRINSICS["pow"].reference(*operands)).reshape(shape)
@@ -259,9 +265,7 @@ register_op(
 
 
 def where(condition: Expr, x: Expr, y: Expr) -> Call:
-    """Return elements of `x` where the condition is not 0, and of `y` elsewhere; all three
-    broadcast.
-    """
+    """Select elements of `x` where the condition is non-zero, else of `y`; all three broadcast."""
     return call("where", condition, x, y)
 
 

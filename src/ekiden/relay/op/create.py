@@ -1,4 +1,4 @@
-"""Operators that make tensors out of nothing, or out of shapes.
+"""Tensor creation operators: full, zeros, ones, arange, shape_of.
 
 arange(start, stop, step) has ceil((stop - start) / step) elements, at least none, each start + i *
 step and not a running sum, so that the last is as exact as the first. A shape of symbols is one of
@@ -32,7 +32,9 @@ Number = int | float | PrimExpr
 
 @node("relay.attrs.InitOpAttrs")
 class InitOpAttrs(Attrs):
-    """The shape and dtype of the result; no dtype means that of the fill value."""
+    """Attributes of full, zeros and ones: shape and dtype; an empty dtype means the fill
+    value's.
+    """
 
     shape: Dims = ()
     dtype: str = "float32"
@@ -64,7 +66,7 @@ register_op(
 
 
 def full(fill_value: Expr, shape: Sequence[Dim] | Dim | Expr = (), dtype: str = "") -> Call:
-    """Return a tensor of one value (a scalar expression)."""
+    """Return a tensor filled with a scalar."""
     if (known_shape := constant_of(shape)) is None:
         assert isinstance(shape, Expr)
         return dynamic("full", fill_value, shape, attrs=DynamicAttrs(dtype))
@@ -73,7 +75,8 @@ def full(fill_value: Expr, shape: Sequence[Dim] | Dim | Expr = (), dtype: str = 
 
 def _fill(name: str, value: int) -> Callable[..., Call]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return a tensor of the shape and dtype in the attributes."""
+        """Infer a tensor of the attributes' shape and dtype."""
+        # The shape is an attribute: a call has no arguments.
         tensors(name, types, 0)
         settings = attrs_of(InitOpAttrs, attrs)
         return TensorType(as_shape(settings.shape), settings.dtype)
@@ -139,7 +142,7 @@ ones_like: Callable[[Expr], Call] = _fill_like("ones_like", 1)
 
 @node("relay.attrs.ArangeAttrs")
 class ArangeAttrs(Attrs):
-    """Numbers or expressions of dimensions; the extent is known from them, not from data."""
+    """Attributes of arange: start, stop and step as numbers or expressions over dimensions."""
 
     start: Number = 0
     stop: Number = 0
@@ -154,7 +157,7 @@ def _number(value: Number) -> int | float | None:
 
 
 def arange_extent(attrs: ArangeAttrs) -> PrimExpr:
-    """Return how many numbers a range has.
+    """Return the number of elements of a range.
 
     Raises:
         ValueError: The step is 0, or symbolic.
@@ -166,7 +169,9 @@ def arange_extent(attrs: ArangeAttrs) -> PrimExpr:
         return as_dim(max(0, math.ceil((stop - start) / step)))
     if not all(isinstance(v, (int, PrimExpr)) for v in (attrs.start, attrs.stop, step)):
         raise ValueError("symbolic bounds need an integer step")
+    # Symbolic bounds are integers, so that the count is a ceiling division of expressions.
     distance = as_dim(attrs.stop) - attrs.start if step > 0 else as_dim(attrs.start) - attrs.stop
+    # An empty range where the stop is before the start.
     return tidy(maximum(ceil_div(tidy(distance), int(abs(step))), 0))
 
 
@@ -227,13 +232,14 @@ def arange(
     step: Number | Expr = 1,
     dtype: str = "float32",
 ) -> Call:
-    """Return start, start + step, ... below `stop`; with one argument, from 0 to it.
+    """Return the range start, start + step, ... below `stop`; with one argument, from 0 to it.
 
     Bounds may be symbolic dimensions.
     """
     first, last = (0, start) if stop is None else (start, stop)
     bounds = [b for b in (first, last, step) if not isinstance(b, Constant)]
     if any(isinstance(b, Expr) for b in bounds):
+        # Bounds travel in the widest type, as their own dtype may not hold them all.
         exact = "float64" if is_float(dtype) else "int64"
         args = (b if isinstance(b, Expr) else _as_constant(b, exact) for b in (first, last, step))
         return dynamic("arange", *args, attrs=DynamicAttrs(dtype))
@@ -242,7 +248,7 @@ def arange(
 
 @node("relay.attrs.ShapeOfAttrs")
 class ShapeOfAttrs(Attrs):
-    """The dtype of the result."""
+    """Attributes of shape_of: the result's dtype."""
 
     dtype: str = "int64"
 
@@ -269,13 +275,13 @@ register_op(
 
 
 def shape_of(data: Expr, dtype: str = "int32") -> Call:
-    """Return the dimensions of `data` as a vector."""
+    """Return the shape of `data` as a vector."""
     return call("shape_of", data, attrs=ShapeOfAttrs(dtype))
 
 
 @node("relay.attrs.NdarraySizeAttrs")
 class NdarraySizeAttrs(Attrs):
-    """The dtype of the result."""
+    """Attributes of ndarray_size: the result's dtype."""
 
     dtype: str = "int64"
 
@@ -301,13 +307,13 @@ register_op(
 
 
 def ndarray_size(data: Expr, dtype: str = "int32") -> Call:
-    """Return how many elements `data` has, as a scalar."""
+    """Return the number of elements of `data` as a scalar."""
     return call("ndarray_size", data, attrs=NdarraySizeAttrs(dtype))
 
 
 def extents(sizes: Expr) -> Call:
-    """Return an empty tensor whose dimensions, after a first one of 0, are the elements of a
-    vector.
+    """Return an empty tensor of shape (0, *sizes), which carries the elements of a vector as
+    dimensions.
     """
     nothing = relay_const(np.zeros(0, np.uint8))
     return dynamic("extents", nothing, sizes, attrs=DynamicAttrs())

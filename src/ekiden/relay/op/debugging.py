@@ -1,4 +1,4 @@
-"""A look at a value while the interpreter runs."""
+"""The debug operator: call a function on a value in the interpreter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBERS = count()
 
 @node("relay.attrs.DebugAttrs")
 class DebugAttrs(Attrs):
-    """The global function that is called with the value; empty: none."""
+    """Attributes of debug: the global function to call on the value; empty for none."""
 
     debug_func: str = ""
 
@@ -47,7 +47,7 @@ register_op(
 
 
 def debug(expr: Expr, debug_func: Callable[..., object] | None = None) -> Call:
-    """Return `expr`, marked for the interpreter to call a function with its value.
+    """Return `expr`, on whose value the interpreter calls a function.
 
     The interpreter is `create_executor("debug")`.
     """

@@ -1,4 +1,4 @@
-"""Operators whose result's shape is data: an argument says what is an attribute elsewhere.
+"""Dynamic operators: shapes, sizes or bounds are tensor arguments instead of attributes.
 
 TVM's `dyn.*`. The functions that make calls stand with their static forms, which take an expression
 in place of the attribute: `reshape(x, newshape)`.
@@ -28,8 +28,9 @@ Dims = tuple[list[PrimExpr], list[ShapeCheck]]
 
 @node("relay.attrs.DynamicAttrs")
 class DynamicAttrs(Attrs):
-    """The unknown dimensions of the result, where they have names; the dtype, where there is one
-    to choose."""
+    """Attributes of dynamic operators: symbols for the unknown dimensions of the result, and its
+    dtype.
+    """
 
     dtype: str = ""
     symbols: tuple[PrimExpr, ...] = ()
@@ -56,7 +57,7 @@ def declare_dynamic(
     description: str = "",
     refuses: bool = False,
 ) -> None:
-    """Declare an operator of a result with unknown dimensions; see OpDef.
+    """Declare an operator whose result has unknown dimensions; see OpDef.
 
     Where the shapes of the arguments are known, the type relation runs the computation on
     placeholders as well, whose result has dimensions of any size: what it refuses is a type error.
@@ -64,8 +65,8 @@ def declare_dynamic(
     """
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the type, whose unknown dimensions are the attributes' symbols where the call
-        names them.
+        """Infer the type, with the attributes' symbols for unknown dimensions where the call names
+        them.
 
         Where all arguments have known shapes the kernel's computation is made once, so that its
         errors are a TypeInferenceError here and not a failure later.
@@ -77,6 +78,8 @@ def declare_dynamic(
             return with_dims(result_type, iter(symbols))
         if not any(isinstance(d, AnyDim) for t in inputs_of_call for d in t.shape):
             inputs = [placeholder(t.shape, t.dtype, f"x{n}") for n, t in enumerate(inputs_of_call)]
+            # The lowering checks the arguments too; its errors must come with the types, not in the
+            # compiler.
             attempt(name, lower, attrs, inputs, with_dims(result_type, _sizes()))
         return result_type
 
@@ -107,7 +110,7 @@ def declare_dynamic(
 
 
 def _sizes() -> Iterator[PrimExpr]:
-    """Dimensions of any size."""
+    """Yield fresh symbols for dimensions of any size."""
     return (SizeVar(f"d{n}") for n in count())
 
 
@@ -116,16 +119,17 @@ def _and(names: Sequence[str]) -> str:
 
 
 def unknown_shape(rank: int, dtype: str) -> TensorType:
-    """Return a tensor type of a rank, whose dimensions are data."""
+    """Return a tensor type of a given rank with unknown dimensions."""
     return TensorType(tuple(AnyDim() for _ in range(rank)), dtype)
 
 
 def length_of(name: str, what: str, vector: TensorType) -> int:
-    """Return how many numbers a vector of the result's shape has: the rank must be known.
+    """Return the length of a shape vector, which determines the result's rank.
 
     Raises:
         TypeInferenceError: It is no vector of known length.
     """
+    # The rank of the result is the length of this vector, and ranks are static.
     number = known(vector.shape[0]) if len(vector.shape) == 1 else None
     if number is None:
         fail(name, f"{what!r} must be a vector of known length, got {list(vector.shape)}")
@@ -133,19 +137,19 @@ def length_of(name: str, what: str, vector: TensorType) -> int:
 
 
 def element(buffer: Buffer, *index: int) -> PrimExpr:
-    """Return an element of an argument as an int64."""
+    """Return the scalar element of an argument as int64."""
     return cast(buffer[tuple(const(i) for i in index)], "int64")
 
 
 def elements(buffer: Buffer) -> list[PrimExpr]:
-    """Return all elements of a vector of known length, as int64."""
+    """Return the elements of a vector of static length as int64."""
     number = known(buffer.shape[0])
     assert number is not None
     return [element(buffer, i) for i in range(number)]
 
 
 def choose(condition: PrimExpr, yes: PrimExpr, no: PrimExpr) -> PrimExpr:
-    """Return `yes` if a condition holds, else `no`, as int64."""
+    """Return a select between two int64 expressions."""
     return Select(condition, yes, no, "int64")
 
 
@@ -155,7 +159,7 @@ def shape_dims(attrs: Attrs, buffers: Sequence[Buffer]) -> Dims:
 
 
 def not_negative(name: str, what: str, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return sizes unchanged.
+    """Check that sizes are non-negative, and return them.
 
     Raises:
         InputError: A size is below 0.
@@ -166,22 +170,23 @@ def not_negative(name: str, what: str, sizes: tuple[int, ...]) -> tuple[int, ...
 
 
 def ints(shape: Array) -> tuple[int, ...]:
-    """Return the elements of a vector."""
+    """Return the elements of an integer vector as a tuple."""
     return tuple(int(n) for n in shape)
 
 
 def constant_of(value: object) -> Any:  # noqa: ANN401
-    """Return the numbers of an argument that is a constant, None for any other expression.
+    """Return the value of a constant argument, or None.
 
     An argument that is no expression is returned itself.
     """
     if isinstance(value, Constant):
+        # As Python's numbers, of which attributes are made.
         return value.data.tolist()
     return None if isinstance(value, Expr) else value
 
 
 def dynamic(name: str, *args: Expr, attrs: Attrs) -> Call:
-    """Return a call of an operator of this file."""
+    """Build a call of a dynamic operator."""
     return call(f"dyn.{name}", *args, attrs=attrs)
 
 

@@ -1,4 +1,4 @@
-"""Constant tensors and ranges whose shapes are data."""
+"""Fill and range operators whose shapes are tensor arguments."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ _declare_fill("ones", 1)
 
 
 def _arange_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
+    # float32 would miscount ranges of more than 2**24 elements.
     dtype = "float64" if any(is_float(b.dtype) for b in buffers) else "int64"
     first = (b[tuple(const(0) for _ in b.shape)] for b in buffers)
     start, stop, step = (cast(v, dtype) for v in first)
@@ -91,6 +92,7 @@ def _arange_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     # A step of 0 is refused by the check; the division must be valid until then.
     by = Select(zero, const(1, dtype), step, dtype)
     if dtype == "int64":
+        # ceil(x / y) is -((-x) // y) in integers, without a rounding to floats.
         count: PrimExpr = const(0) - (start - stop) // by
     else:
         count = cast(te.ceil((stop - start) / by), "int64")
@@ -98,7 +100,7 @@ def _arange_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
 
 
 def _only(x: Tensor) -> PrimExpr:
-    """Return the element of a tensor of one."""
+    """Return the element of a one-element tensor."""
     return x[tuple(0 for _ in x.shape)]
 
 

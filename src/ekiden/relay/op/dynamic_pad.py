@@ -1,4 +1,4 @@
-"""Borders whose widths are data, and what borders hold."""
+"""Padding with widths given as tensor arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ekiden.topi.nn.padding import pad_by_mode
 
 @node("relay.attrs.DynPadAttrs")
 class DynPadAttrs(Attrs):
-    """The mode: "constant", "edge", "reflect" or "wrap"."""
+    """Attributes of dyn.nn.pad: the mode "constant", "edge", "reflect" or "wrap"."""
 
     pad_mode: str = "constant"
     symbols: tuple[PrimExpr, ...] = ()
@@ -34,6 +34,7 @@ def _pad_dims(attrs: DynPadAttrs, buffers: Sequence[Buffer]) -> Dims:
     dims = [d + a + b for d, (a, b) in zip(data.shape, pairs, strict=True)]
     if attrs.pad_mode == "constant":
         return dims, []
+    # Negative widths crop first: what is left is what edge, reflect and wrap read.
     uncropped = [
         d + minimum(a, 0) + minimum(b, 0) for d, (a, b) in zip(data.shape, pairs, strict=True)
     ]
@@ -54,14 +55,14 @@ no "wrap")."""
 
 
 def padded(data: Array, width: Sequence[Sequence[int]] | Array, mode: str) -> Array:
-    """Return `data` with borders of a mode that takes no value."""
+    """Return `data` padded by a mode without fill value."""
     return np.pad(data, width, mode=mode)  # type: ignore[call-overload,no-any-return]
 
 
 def bordered(
     name: str, data: Array, width: Sequence[Sequence[int]], mode: str, value: Array
 ) -> Array:
-    """Return `data` with borders of a mode; negative widths crop, also by more than the extent.
+    """Return `data` padded by a mode; negative widths crop, even beyond the extent.
 
     Raises:
         InputError: An axis has no elements to crop or to repeat.
@@ -70,11 +71,13 @@ def bordered(
     shape = [d + a + b for d, (a, b) in pairs]
     if min(shape, default=0) < 0:
         raise InputError(f"run: {name}: a dimension of the result is negative; it is {min(shape)}")
+    # A crop beyond the extent leaves nothing: the slice must not run backwards.
     cropped = [slice(max(0, -a), max(0, -a, min(d, d + b))) for d, (a, b) in pairs]
     if mode != "constant":
         if not data[tuple(cropped)].size and data.size:
             raise InputError(f"run: {name}: borders of mode {mode!r} around nothing")
         return padded(data[tuple(cropped)], [(max(0, a), max(0, b)) for _, (a, b) in pairs], mode)
+    # np.pad takes no negative widths; here they only move the slices.
     bordered_data = np.full(shape, value, data.dtype)
     # The position of the cropped data within the result.
     moved = [slice(k.start + a, k.stop + a) for k, (_, (a, _)) in zip(cropped, pairs, strict=True)]

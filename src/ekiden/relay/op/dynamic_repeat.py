@@ -1,4 +1,4 @@
-"""Broadcasting and tiling to shapes that are data."""
+"""broadcast_to and tile with shapes given as tensor arguments."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def _broadcast_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
     checks = []
     for axis, extent in enumerate(data.shape):
         target = target_shape[len(target_shape) - len(data.shape) + axis]
+        # A product instead of `or`: 0 exactly where the extent is 1 or the target's.
         fits = ((extent - 1) * (extent - target)).equal(0)
         wrong = f"dimension {axis} of data does not broadcast to the shape"
         checks.append(ShapeCheck(fits, wrong, {"it": extent, "the shape there": target}))
@@ -58,6 +59,7 @@ declare_dynamic(
 
 
 def _aligned(data: Sequence[PrimExpr], count: int) -> list[PrimExpr]:
+    # NumPy's rule: shapes are aligned at their last axes.
     return [*([const(1)] * (count - len(data))), *data]
 
 

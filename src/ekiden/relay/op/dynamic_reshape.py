@@ -1,4 +1,4 @@
-"""Reshapes to shapes that are data.
+"""reshape, expand_dims and squeeze with shapes or axes given as tensor arguments.
 
 The rank is the length of the shape, so it must be known; its numbers are read where the program
 runs: 0 copies an extent unless `allowzero`, one -1 is what is left. That the elements fit is
@@ -34,7 +34,7 @@ from ekiden.topi.dimensions import expect_result_rank, normalize_axis, product
 
 @node("relay.attrs.DynReshapeAttrs")
 class DynReshapeAttrs(Attrs):
-    """Whether a 0 is a dimension of 0 and not a copy of the data's."""
+    """Attributes of dyn.reshape: whether 0 means an empty dimension rather than a copied one."""
 
     allowzero: bool = False
     symbols: tuple[PrimExpr, ...] = ()
@@ -47,6 +47,7 @@ def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     if not attrs.allowzero:
         none = "a 0 stands for a dimension that the data has not"
         checks = [ShapeCheck(binary(NE, w, 0), none) for w in requested[len(data.shape) :]]
+        # A 0 copies the dimension at its own position, which only those of the data's rank have.
         copied = data.shape[: len(requested)]
         beyond = requested[len(copied) :]
         pairs = zip(requested, copied, strict=False)
@@ -58,8 +59,10 @@ def _reshape_dims(attrs: DynReshapeAttrs, buffers: Sequence[Buffer]) -> Dims:
     dims = [choose(w.equal(-1), free, w) for w in requested]
     wrong, result_size = "the data has another number of elements", product(dims)
     shown = {"that of the data": total, "that of the new shape": result_size}
+    # Two of them would have no unique answer.
     open_ends = sum((choose(w.equal(-1), const(1), const(0)) for w in requested), const(0))
     once = ShapeCheck(open_ends <= 1, "-1 may stand once", {"the number of them": open_ends})
+    # 0 * x = 0 holds for every x: -1 beside a dimension of 0 is not determined.
     clear = Or(open_ends.equal(0), binary(NE, fixed, 0), "bool")
     unclear = "what is left is not clear beside a dimension of 0"
     return dims, [
@@ -100,7 +103,7 @@ declare_dynamic(
 
 @node("relay.attrs.DynExpandDimsAttrs")
 class DynExpandDimsAttrs(Attrs):
-    """How many axes are new."""
+    """Attributes of dyn.expand_dims: the number of new axes."""
 
     num_newaxis: int = 1
     symbols: tuple[PrimExpr, ...] = ()
@@ -112,6 +115,7 @@ def _expanded_dims(attrs: DynExpandDimsAttrs, buffers: Sequence[Buffer]) -> Dims
     requested_axis = element(axis, *(0 for _ in axis.shape))
     at = choose(requested_axis < 0, requested_axis + (rank + 1), requested_axis)
     dims = []
+    # The axis is data: each dimension of the result is selected from all it may be.
     for i in range(rank + count):
         before = data.shape[i] if i < rank else const(1)
         after = data.shape[i - count] if i >= count else const(1)
@@ -161,9 +165,11 @@ def _squeezed_dims(attrs: DynamicAttrs, buffers: Sequence[Buffer]) -> Dims:
         # The number of times that the axis is among those to drop.
         dropped = sum((cast(a.equal(i), "int64") for a in axes), const(0))
         for j in range(len(dims)):
+            # Of a dropped axis the position is pushed beyond the rank, where no dimension is.
             is_source = (position + dropped * rank).equal(j)
             dims[j] = choose(is_source, extent, dims[j])
         checks.append(ShapeCheck(dropped <= 1, f"axis {i} is dropped twice"))
+        # Holds for axes that stay, as `dropped` is 0 there.
         one = (dropped * (extent - 1)).equal(0)
         wrong = f"dimension {i} of data is dropped and not 1"
         checks.append(ShapeCheck(one, wrong, {"it": extent}))

@@ -1,4 +1,4 @@
-"""Encodings and selections of as many as data say."""
+"""one_hot and topk with depth or k given as tensor arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ekiden.topi.dimensions import normalize_axis
 
 @node("relay.attrs.DynOneHotAttrs")
 class DynOneHotAttrs(Attrs):
-    """Where the new axis stands, and the dtype of the result."""
+    """Attributes of dyn.one_hot: the new axis and the result's dtype."""
 
     axis: int = -1
     dtype: str = "float32"
@@ -31,7 +31,7 @@ class DynOneHotAttrs(Attrs):
 
 @node("relay.attrs.DynTopKAttrs")
 class DynTopKAttrs(Attrs):
-    """As of topk."""
+    """Attributes of dyn.topk, as those of topk without k."""
 
     axis: int = -1
     ret_type: str = "both"
@@ -59,6 +59,7 @@ def _one_hot_reference(
     if count < 0:
         raise InputError(f"run: dyn.one_hot: a dimension of the result is negative; it is {count}")
     positions = np.arange(count).reshape((count,) + (1,) * (indices.ndim - at))
+    # An index out of range equals no position, and gives `off` everywhere.
     chosen = np.expand_dims(indices, at).astype(np.int64) == positions
     return np.where(chosen, on, off).astype(to_numpy(attrs.dtype))
 
@@ -88,6 +89,7 @@ def _topk_dims(attrs: DynTopKAttrs, buffers: Sequence[Buffer]) -> Dims:
     data, number = buffers
     size = data.shape[attrs.axis % len(data.shape)]
     k = element(number, *(0 for _ in number.shape))
+    # TVM's rule: no positive k means all elements.
     count = choose(k < 1, size, k)
     wrong, shown = "k is larger than the extent of the axis", {"k": k, "the extent": size}
     both = 2 if attrs.ret_type == "both" else 1
@@ -108,6 +110,7 @@ def _topk_reference(attrs: DynTopKAttrs, data: Array, k: Array) -> tuple[Array, 
         raise InputError(f"run: dyn.topk: k is larger than the extent of the axis, {size}: {count}")
     order = np.argsort(data, attrs.axis, kind="stable")
     if not attrs.is_ascend:
+        # A stable descending sort: negating the keys would overflow the least integer.
         backwards = np.argsort(np.flip(data, attrs.axis), attrs.axis, kind="stable")
         order = size - 1 - np.flip(backwards, attrs.axis)
     order = order.take(range(count if count >= 1 else size), attrs.axis)

@@ -1,4 +1,4 @@
-"""Slices whose bounds are data.
+"""strided_slice with bounds given as tensor arguments.
 
 Bounds are clamped by the same rules as constant ones (slice.py), written as expressions on the
 elements of `begin`, `end` and `strides`: the extents they give have names from there on. A stride
@@ -23,8 +23,9 @@ from ekiden.topi.slice import dynamic_strided_slice
 
 @node("relay.attrs.DynStridedSliceAttrs")
 class DynStridedSliceAttrs(Attrs):
-    """slice_mode "size" takes `end` as extents, negative ones as all that is left; axes are the
-    leading ones by default."""
+    """Attributes of dyn.strided_slice; in slice_mode "size", `end` holds extents (-1: all the
+    rest); axes default to the leading ones.
+    """
 
     slice_mode: str = "end"
     axes: tuple[int, ...] | None = None
@@ -68,6 +69,7 @@ def _slice_dims(attrs: DynStridedSliceAttrs, buffers: Sequence[Buffer]) -> Dims:
         back = step < 0
         requested = begins[n] if n < len(begins) else choose(back, size - 1, const(0))
         first = choose(requested < 0, requested + size, requested)
+        # Backwards, the valid positions are -1 (the end) to size - 1; forwards 0 to size.
         low, high = choose(back, const(-1), const(0)), choose(back, size - 1, size)
         first = maximum(minimum(first, high), low)
         if n >= len(ends):
@@ -77,7 +79,9 @@ def _slice_dims(attrs: DynStridedSliceAttrs, buffers: Sequence[Buffer]) -> Dims:
         else:
             last = choose(ends[n] < 0, size, first + minimum(ends[n], size))
         last = maximum(minimum(last, high), low)  # both are, or their difference may be none
+        # A stride of 0 is refused by the check; until then the division must be valid.
         by = choose(step.equal(0), const(1), step)
+        # A ceiling division: -((first - last) // by) for either sign of the stride.
         dims[axis] = maximum(const(0) - (first - last) // by, 0)
     checks = [ShapeCheck(binary(NE, s, 0), "a stride is 0") for s in steps if by_end]
     return [dims[a] for a in sorted(dims)], checks
@@ -96,6 +100,7 @@ def _slice_reference(
         last = int(end[n]) if n < len(end) else None
         if last is not None and not by_end:
             first = max(first + size if first < 0 else first, 0)
+            # A negative size takes all that is left (TVM's slice_mode "size").
             last = None if last < 0 else first + last
         elif last is not None and step < 0 and last < -size:
             last = None

@@ -1,4 +1,4 @@
-"""Operators on each element alone: arithmetic functions of one argument, casts, clipping.
+"""Elementwise unary operators: arithmetic functions, casts, clip.
 
 y[i] = f(x[i]), of any shape. References of what rounds compute in float64 and round once, so that
 they are the better of two that are compared; kernels are within a few units in the last place (the
@@ -47,7 +47,7 @@ def _bool_relation(name: str) -> Relation:
 
 
 def _keep_dtype(function: Callable[..., Array]) -> Callable[..., Array]:
-    """NumPy's function on (attrs, data), its result in the dtype of the data."""
+    """Wrap a NumPy function so that its result has the data's dtype."""
 
     def reference(attrs: Attrs | None, data: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -97,8 +97,9 @@ def unary(
     fast: str = "",
     lowest: LowestOf | None = None,
 ) -> Callable[[Expr], Call]:
-    """Declare an operator of one argument; gives the function that calls it. Those of floats alone
-    are roots, powers and transcendental functions."""
+    """Declare an elementwise unary operator, and return the function that calls it. Those of floats
+    alone are roots, powers and transcendental functions.
+    """
     register_op(
         OpDef(
             name=name,
@@ -124,7 +125,7 @@ def unary(
 
 
 def _sigmoid(x: Array) -> Array:
-    """Return 1 / (1 + exp(-x)) = (tanh(x / 2) + 1) / 2, as exp would overflow for x below -709."""
+    """Return sigmoid as (tanh(x / 2) + 1) / 2, since exp(-x) overflows for x below -709."""
     return np.asarray(0.5 * (np.tanh(0.5 * x.astype(np.float64)) + 1))
 
 
@@ -190,7 +191,7 @@ isinf       = unary("isinf",       np.isinf,     topi.isinf, _bool_relation, _as
 
 @node("relay.attrs.CastAttrs")
 class CastAttrs(Attrs):
-    """The dtype to convert to."""
+    """Attributes of cast: the target dtype."""
 
     dtype: str = "float32"
 
@@ -201,8 +202,10 @@ def _cast_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _cast_reference(attrs: CastAttrs, data: Array) -> Array:
-    """NumPy's conversion. What the target cannot hold (NaN or 1e10 as int32) is what the processor
-    makes of it: kernels and interpreter may differ there, as C leaves it open."""
+    """Convert as NumPy does. What the target cannot hold (NaN or 1e10 as int32) is what the
+    processor makes of it: kernels and interpreter may differ there, as C leaves it open.
+    """
+    # NaN and values out of range become integers in a way that the machine decides.
     with np.errstate(invalid="ignore"):
         return data.astype(to_numpy(attrs.dtype))
 
@@ -223,13 +226,16 @@ register_op(
 
 
 def cast(data: Expr, dtype: str) -> Call:
-    """Return each element as `dtype`; floats truncate towards zero, anything but 0 becomes True."""
+    """Convert each element to `dtype`; floats truncate towards zero, non-zero values
+    become True.
+    """
     return call("cast", data, attrs=CastAttrs(dtype))
 
 
 def _reinterpret_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("reinterpret", types, 1)
     dtype = attrs_of(CastAttrs, attrs).dtype
+    # The bits of one element are those of another: extents do not change.
     if SCALAR_BITS[data.dtype] != SCALAR_BITS[dtype]:
         fail("reinterpret", f"{data.dtype} and {dtype} have different sizes")
     return TensorType(data.shape, dtype)
@@ -250,26 +256,28 @@ register_op(
 
 
 def reinterpret(data: Expr, dtype: str) -> Call:
-    """Return the bits of each element as a `dtype` of the same size."""
+    """Reinterpret the bits of each element as a `dtype` of the same size."""
     return call("reinterpret", data, attrs=CastAttrs(dtype))
 
 
 @node("relay.attrs.ClipAttrs")
 class ClipAttrs(Attrs):
-    """Bounds, both included."""
+    """Attributes of clip: the inclusive bounds."""
 
     a_min: float = -np.inf
     a_max: float = np.inf
 
 
 def _clip_reference(attrs: ClipAttrs, data: Array) -> Array:
-    """Bounds are floats whatever the data: of integers they are cut to what the dtype holds before
-    they become integers, as inf is none. NaN stays NaN. Where a_min > a_max the result is a_max.
+    """Clip by float bounds; for integer data they are first limited to the dtype's range, as inf
+    has no integer value.
     """
     if data.dtype.kind == "b":
+        # False is 0 and True is 1: bounds either force a value or leave it.
         return np.asarray((data | (attrs.a_min > 0)) & (attrs.a_max >= 1))
     if data.dtype.kind in "iu":
         info = np.iinfo(data.dtype)
+        # inf has no integer, and a bound beyond the dtype would wrap around.
         low, high = (int(min(max(x, info.min), info.max)) for x in (attrs.a_min, attrs.a_max))
         return np.asarray(np.clip(data, low, high), dtype=data.dtype)
     return np.asarray(np.clip(data, attrs.a_min, attrs.a_max), dtype=data.dtype)
@@ -292,7 +300,7 @@ register_op(
 
 
 def clip(a: Expr, a_min: float, a_max: float) -> Call:
-    """Return elements with those below `a_min` set to a_min, then those above `a_max` to a_max.
+    """Return max(min(x, a_max), a_min) elementwise, lower bound first.
 
     Bounds beyond the limits of an integer dtype become these limits.
     """

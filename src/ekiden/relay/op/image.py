@@ -1,4 +1,4 @@
-"""Image operators: resizing."""
+"""Image resizing operators."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ METHODS = ("nearest_neighbor", "linear", "cubic")
 
 @node("relay.attrs.Resize2DAttrs")
 class Resize2DAttrs(Attrs):
-    """The extents of the result and how its pixels map to the data's.
+    """Attributes of image.resize2d: the output size and the interpolation.
 
     scales: result per data extent where that is not the quotient of the extents (ONNX gives the
     factor itself); "align_corners" then goes by the scaled extents unrounded. rounding_method: how
@@ -69,7 +69,7 @@ class Resize2DAttrs(Attrs):
 
 
 def resized_shape(shape: Shape, layout: str, size: Dims) -> Shape:
-    """Return the result's shape."""
+    """Return the shape of a resized image."""
     result_shape: list[PrimExpr] = list(shape)
     for extent, at in zip(size, spatial(layout), strict=True):
         result_shape[at] = as_dim(extent)
@@ -77,13 +77,13 @@ def resized_shape(shape: Shape, layout: str, size: Dims) -> Shape:
 
 
 def _expect_pixels(name: str, data: TensorType, layout: str) -> None:
-    """Data of which every result pixel shows some."""
+    """Raise a type error for empty images."""
     minimums = [1 if letter in "HW" else None for letter, _ in parse(layout)]
     attempt(name, expect_least, name, "data", data.shape, minimums)
 
 
 def _expect_resizable(name: str, settings: Resize2DAttrs, data: TensorType) -> None:
-    """Fail for attributes that do not say how pixels are found, and for data without any."""
+    """Raise a type error for invalid resize attributes or empty images."""
     rank_is(name, data, len(attempt(name, parse, settings.layout)), "data")
     if settings.method not in METHODS:
         fail(name, f"method must be one of {', '.join(METHODS)}, got {settings.method!r}")
@@ -111,10 +111,10 @@ def _resize_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _coordinates(
     mode: str, size: int, extent: int, scale: float | None, region: tuple[float, ...]
 ) -> Array:
-    """Return the position in the data of each result pixel, in float32 as the kernels
-    compute it.
-    """
+    """Return the source coordinate of each output pixel, in float32 as kernels compute it."""
     x, half = np.arange(extent, dtype=np.float32), np.float32(0.5)
+    # float32 throughout: a position computed in float64 could fall on the other side of a pixel's
+    # edge.
     factor = np.float32(extent / max(size, 1) if scale is None else scale)
     if mode == "tf_crop_and_resize":
         begin, end = (np.float32(edge) * np.float32(size - 1) for edge in region)
@@ -122,6 +122,7 @@ def _coordinates(
             return np.full(1, (begin + end) * half, np.float32)
         return np.asarray(begin + x * ((end - begin) / np.float32(extent - 1)))
     if mode == "align_corners":
+        # The corners of data and result are aligned: n pixels have n - 1 distances.
         wide = np.float32(extent) if scale is None else np.float32(size) * factor
         return np.asarray(x * np.float32(size - 1) / max(wide - np.float32(1), np.float32(1)))
     if mode == "asymmetric":
@@ -139,20 +140,25 @@ def _nearest(x: Array, rounding: str) -> Array:
     if rounding in ("round", "round_prefer_ceil"):
         return np.floor(x + np.float32(0.5))
     if not rounding:
+        # A position that should be a whole number may be just below it in float32.
         return np.asarray(np.floor(x + np.float32(INTEGER_TOLERANCE)))
     return np.asarray(np.floor(x) if rounding == "floor" else np.ceil(x))
 
 
 def _cubic(distance: Array, alpha: float) -> Array:
-    """Return the cubic convolution kernel at a distance."""
+    """Return the weight of the cubic convolution kernel at a distance."""
     d = np.abs(distance.astype(np.float64))
+    # Keys' convolution kernel, with a as its free parameter: -0.5 (TensorFlow, exact for
+    # quadratics) or -0.75 (PyTorch).
     near = ((alpha + 2) * d - (alpha + 3)) * d * d + 1
     far = ((d - 5) * d + 8) * d * alpha - 4 * alpha
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
 def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> list[tuple[Array, Array]]:
-    """Return (positions, weights) of the pixels of one axis that those at the positions x sum."""
+    """Return the (indices, weights) of the source pixels that each output position interpolates
+    along one axis.
+    """
     if attrs.method == "nearest_neighbor":
         rounding = rounding_of(attrs.rounding_method, attrs.coordinate_transformation_mode)
         return [(_inside(_nearest(x, rounding), size), np.ones(len(x)))]
@@ -165,6 +171,7 @@ def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> list[tuple[Array, Array]
         )
         at = base + offset
         if attrs.method == "cubic" and attrs.cubic_exclude:
+            # Pixels outside of the data count nothing, and the others are scaled to a sum of 1.
             weight = np.where((at < 0) | (at > size - 1), 0, weight)
         positions.append(_inside(at, size))
         weights.append(weight)
@@ -174,7 +181,7 @@ def _taps(attrs: Resize2DAttrs, x: Array, size: int) -> list[tuple[Array, Array]
 
 
 def _inside(at: Array, size: int) -> Array:
-    """Places within the data; one that is no number is the first."""
+    """Clamp indices to the data; NaN maps to index 0."""
     return np.asarray(np.nan_to_num(np.clip(at, 0, size - 1)), np.int64)
 
 
@@ -191,6 +198,7 @@ def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
         size = data.shape[at]
         scale = None if attrs.scales is None else attrs.scales[i]
         mode = attrs.coordinate_transformation_mode
+        # The region is (y1, x1, y2, x2): one axis has every second number.
         x = _coordinates(mode, size, extent, scale, attrs.roi[i::2])
         resized = _summed(resized, at, _taps(attrs, x, size))
         if mode == "tf_crop_and_resize":
@@ -204,7 +212,7 @@ def _resize_reference(attrs: Resize2DAttrs, data: Array) -> Array:
 def resize_lower(
     attrs: Resize2DAttrs, data: Tensor, out: TensorType, scales: Sequence[PrimExpr] | None = None
 ) -> Tensor:
-    """Return the computation of a resize, by scales that are data if there are such."""
+    """Lower a resize to topi, with run-time scales if given."""
     sampling = Sampling(
         attrs.method,
         attrs.coordinate_transformation_mode,
@@ -271,7 +279,7 @@ register_op(
 
 @node("relay.attrs.DynResize2DAttrs")
 class DynResize2DAttrs(Resize2DAttrs):
-    """As of image.resize2d, whose `size` is an argument."""
+    """Attributes of dyn.image.resize2d: those of image.resize2d with the size as an argument."""
 
     symbols: tuple[PrimExpr, ...] = ()
 
@@ -318,7 +326,7 @@ def resize2d(
     out_dtype: str = "",
     scales: Sequence[float] | Expr | None = None,
 ) -> Call:
-    """Return images resized to (height, width), which may be symbolic, or an expression.
+    """Resize images to (height, width), which may be symbolic or a tensor.
 
     See Resize2DAttrs for the options. `scales` may be an expression too, of a vector, if `size` is
     none.
@@ -350,7 +358,9 @@ def resize2d(
 
 @node("relay.attrs.UpSamplingAttrs")
 class UpSamplingAttrs(Attrs):
-    """Factors, layout and method ("nearest_neighbor", "bilinear", "bicubic")."""
+    """Attributes of nn.upsampling: scale factors, layout, method ("nearest_neighbor", "bilinear",
+    "bicubic").
+    """
 
     scale_h: float = 1.0
     scale_w: float = 1.0
@@ -367,7 +377,7 @@ UPSAMPLING_METHODS = {
 
 
 def scaled(extent: PrimExpr, factor: float) -> PrimExpr:
-    """Return an extent times a factor, rounded.
+    """Return an extent scaled by a factor and rounded.
 
     Raises:
         ValueError: The extent is symbolic and the factor no integer.
@@ -375,15 +385,17 @@ def scaled(extent: PrimExpr, factor: float) -> PrimExpr:
     number = known(extent)
     if number is not None:
         return as_dim(round(number * factor))
+    # The extents of a type are integer expressions, which have no rounding.
     if factor != int(factor):
         raise ValueError(f"a symbolic extent needs an integer factor, got {factor}")
     return tidy(extent * int(factor))
 
 
 def upsampling_as_resize(attrs: UpSamplingAttrs, shape: Shape) -> Resize2DAttrs:
-    """Return the resize that is equal to an up-sampling of data of that shape."""
+    """Return the resize attributes equivalent to an upsampling of the given shape."""
     rows, columns = (shape[at] for at in spatial(attrs.layout))
     corners = "align_corners" if attrs.align_corners else "asymmetric"
+    # TVM repeats pixels: pixel i of the result shows floor(i / scale).
     rounding = "floor" if attrs.method == "nearest_neighbor" and not attrs.align_corners else ""
     return Resize2DAttrs(
         as_attr((scaled(rows, attrs.scale_h), scaled(columns, attrs.scale_w))), attrs.layout,
@@ -430,14 +442,15 @@ register_op(
 
 
 def _factor(scale: float | Expr) -> float | None:
-    """Return a factor that is known, or None if it is data."""
+    """Return a static scale factor, or None if it is a tensor."""
     value = constant_of(scale)
     return None if value is None else float(np.asarray(value).reshape(()))
 
 
 def _scaled_size(data: Expr, layout: str, scales: Sequence[float | Expr]) -> Expr:
-    """Return the extents of images times factors that are data, rounded."""
+    """Return image extents times run-time factors, rounded."""
     spatial_axes = const(np.array(spatial(layout), np.int64))
+    # Computed at run time, by operators: the factors are data.
     extents = cast(take(shape_of(data, "int64"), spatial_axes), "float32")
     scale_exprs = [s if isinstance(s, Expr) else const(np.float32(s)) for s in scales]
     factors = concatenate([reshape(cast(s, "float32"), (1,)) for s in scale_exprs], 0)
@@ -452,7 +465,7 @@ def upsampling(
     method: str = "nearest_neighbor",
     align_corners: bool = False,
 ) -> Call:
-    """Return images enlarged by factors, which may be scalars of floating point that are data."""
+    """Upsample images by factors, which may be float scalars given as tensors."""
     rows, columns = _factor(scale_h), _factor(scale_w)
     if rows is None or columns is None:
         attrs = UpSamplingAttrs(1.0, 1.0, layout, method, align_corners)

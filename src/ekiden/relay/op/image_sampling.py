@@ -1,5 +1,6 @@
-"""Image operators beside resizing in two axes: signals and volumes, places that are data,
-morphology."""
+"""Image sampling operators: 1-D and 3-D resize, crop_and_resize, grid_sample, affine_grid,
+dilation2d.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ Sizes = Dim | Sequence[Dim]
 
 @node("relay.attrs.Resize1DAttrs")
 class Resize1DAttrs(Attrs):
-    """As Resize2DAttrs, with the part `roi` that the mode "tf_crop_and_resize" reads."""
+    """Attributes of image.resize1d: those of Resize2DAttrs for one axis, with `roi` for
+    "tf_crop_and_resize".
+    """
 
     size: Dims = ()
     roi: tuple[float, ...] = ()
@@ -37,7 +40,7 @@ class Resize1DAttrs(Attrs):
 
 @node("relay.attrs.Resize3DAttrs")
 class Resize3DAttrs(Attrs):
-    """As Resize1DAttrs, over three axes."""
+    """Attributes of image.resize3d: those of Resize1DAttrs for three axes."""
 
     size: Dims = ()
     roi: tuple[float, ...] = ()
@@ -53,7 +56,7 @@ class Resize3DAttrs(Attrs):
 
 @node("relay.attrs.CropAndResizeAttrs")
 class CropAndResizeAttrs(Attrs):
-    """The extents of the result, layout, method and value outside."""
+    """Attributes of image.crop_and_resize: crop size, layout, method, extrapolation value."""
 
     crop_size: Dims = ()
     layout: str = "NCHW"
@@ -64,7 +67,7 @@ class CropAndResizeAttrs(Attrs):
 
 @node("relay.attrs.GridSampleAttrs")
 class GridSampleAttrs(Attrs):
-    """Method, layout, what is outside, and whether corners are the centres of pixels."""
+    """Attributes of image.grid_sample: method, layout, padding mode, align_corners."""
 
     method: str = "bilinear"
     layout: str = "NCHW"
@@ -74,14 +77,16 @@ class GridSampleAttrs(Attrs):
 
 @node("relay.attrs.AffineGridAttrs")
 class AffineGridAttrs(Attrs):
-    """Height and width of the grid."""
+    """Attributes of image.affine_grid: the grid's height and width."""
 
     target_shape: Dims = ()
 
 
 @node("relay.attrs.Dilation2DAttrs")
 class Dilation2DAttrs(WindowAttrs):
-    """Geometry and layouts; padding is (top, left, bottom, right)."""
+    """Attributes of image.dilation2d: strides, padding (top, left, bottom, right), dilations,
+    layouts.
+    """
 
     strides: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -172,7 +177,7 @@ def resize1d(
     extrapolation_value: float = 0.0,
     out_dtype: str = "",
 ) -> Call:
-    """Return signals resized along one axis."""
+    """Resize signals along one axis."""
     attrs = Resize1DAttrs(
         _extents(size, 1), tuple(roi or ()), layout, method, coordinate_transformation_mode,
         rounding_method, cubic_alpha, cubic_exclude, extrapolation_value, out_dtype,
@@ -193,7 +198,7 @@ def resize3d(
     extrapolation_value: float = 0.0,
     out_dtype: str = "",
 ) -> Call:
-    """Return volumes resized along three axes."""
+    """Resize volumes along three axes."""
     attrs = Resize3DAttrs(
         _extents(size, 3), tuple(roi or ()), layout, method, coordinate_transformation_mode,
         rounding_method, cubic_alpha, cubic_exclude, extrapolation_value, out_dtype,
@@ -211,7 +216,9 @@ def crop_and_resize(
     extrapolation_value: float = 0.0,
     out_dtype: str = "",
 ) -> Call:
-    """Return regions of images, as boxes in [0, 1], at one size."""
+    """Crop boxes with normalised coordinates in [0, 1] out of images, and resize them to
+    one size.
+    """
     attrs = CropAndResizeAttrs(as_attr(crop_size), layout, method, extrapolation_value, out_dtype)
     return call("image.crop_and_resize", data, boxes, box_indices, attrs=attrs)
 
@@ -224,13 +231,13 @@ def grid_sample(
     padding_mode: str = "zeros",
     align_corners: bool = True,
 ) -> Call:
-    """Return images sampled at positions in [-1, 1]."""
+    """Sample images at normalised grid positions in [-1, 1]."""
     attrs = GridSampleAttrs(method, layout, padding_mode, align_corners)
     return call("image.grid_sample", data, grid, attrs=attrs)
 
 
 def affine_grid(data: Expr, target_shape: Sequence[Dim]) -> Call:
-    """Return the positions that affine maps [batch, 2, 3] sample."""
+    """Return the sampling grid of affine transforms [batch, 2, 3]."""
     return call("image.affine_grid", data, attrs=AffineGridAttrs(as_attr(target_shape)))
 
 
@@ -244,7 +251,7 @@ def dilation2d(
     kernel_layout: str = "IHW",
     out_dtype: str = "",
 ) -> Call:
-    """Return the maximum over windows of data plus weight."""
+    """Return the morphological dilation: the maximum over windows of data plus weight."""
     sides = tuple(padding) * (2 if len(padding) == 2 else 1)
     attrs = Dilation2DAttrs(
         tuple(strides), sides, tuple(dilations), data_layout, kernel_layout, out_dtype

@@ -1,4 +1,4 @@
-"""Operators whose indices are data: take, gather, one-hot.
+"""Indexing operators with tensor indices: take, gather, gather_nd, one_hot.
 
     take(x, i, axis)[a.., b.., c..] = x[a.., i[b..], c..]           one axis of x by any tensor
     gather(x, i, axis)[a.., k, c..] = x[a.., i[a.., k, c..], c..]   one index for each element
@@ -47,7 +47,7 @@ from ekiden.topi.index import EXTENT_LIMIT
 
 @node("relay.attrs.TakeAttrs")
 class TakeAttrs(Attrs):
-    """The axis to index (None: the flattened data) and what happens to an index out of range.
+    """Attributes of take: the axis (None: flattened data) and the mode for out-of-range indices.
 
     mode "clip" moves it to the nearest end, "wrap" counts modulo the extent, "fast" promises that
     there is none; "raise" refuses it, and counts negative ones from the end.
@@ -81,7 +81,7 @@ def _take_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
-    """Return NumPy's take, with indices of 64 bits so that unsigned ones do not wrap.
+    """Take as NumPy does, with 64-bit indices so that unsigned ones do not wrap.
 
     Modes that move indices need an element to move them to; "raise" refuses all indices if there is
     none.
@@ -95,17 +95,19 @@ def _take_reference(attrs: TakeAttrs, data: Array, indices: Array) -> Array:
     if attrs.mode != "raise":
         extent, axis = _axis_of(data, attrs.axis)
         along = "" if axis is None else f" along axis {axis}"
+        # An empty axis has no element to clip an index to.
         check_range(f"take: extent of 'data'{along}", np.asarray(extent), (1, EXTENT_LIMIT))
     if attrs.mode == "raise":
         check_indices("take", indices, *_axis_of(data, attrs.axis))
         return np.asarray(np.take(data, wide, axis=attrs.axis))
     if attrs.mode == "wrap":  # NumPy's own mode adds the extent until an index is in range
+        # Python's remainder has the sign of the extent, so that -1 is the last index.
         wide = wide % extent
     return np.asarray(np.take(data, wide, axis=attrs.axis, mode="clip"))
 
 
 def _axis_of(data: Array, axis: int | None) -> tuple[int, int | None]:
-    """Return the number of elements along an axis, and the axis."""
+    """Return the extent of the indexed axis, and the axis."""
     return (data.size, None) if axis is None else (data.shape[axis], axis % data.ndim)
 
 
@@ -135,13 +137,13 @@ register_op(
 def take(
     data: Expr, indices: Expr, axis: int | None = None, batch_dims: int = 0, mode: str = "clip"
 ) -> Call:
-    """Return slices of `data` at `indices` along an axis."""
+    """Select slices of `data` at `indices` along an axis."""
     return call("take", data, indices, attrs=TakeAttrs(batch_dims, axis, mode))
 
 
 @node("relay.attrs.GatherAttrs")
 class GatherAttrs(Attrs):
-    """The axis that is indexed."""
+    """Attributes of gather: the indexed axis."""
 
     axis: int = 0
 
@@ -168,9 +170,10 @@ def _gather_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _gather_reference(attrs: GatherAttrs, data: Array, indices: Array) -> Array:
-    """Along the other axes indices may be shorter than the data, and count from their start."""
+    """Gather along one axis; along the others the indices may cover a prefix of the data."""
     at = normalize_axis(attrs.axis, data.ndim, "gather")
     check_indices("gather", indices, data.shape[at], at)
+    # Sparse: an axis of indices for each dimension, which broadcast, not a full grid.
     positions: list[Array] = list(np.indices(indices.shape, sparse=True))
     wide = indices.astype(np.int64)
     positions[at] = np.where(wide < 0, wide + data.shape[at], wide)
@@ -197,7 +200,7 @@ register_op(
 
 
 def gather(data: Expr, axis: int, indices: Expr) -> Call:
-    """Return `data[i, ..., indices[i, ..., k], ..., k]`, with one index per result element.
+    """Gather `data[i, ..., indices[i, ..., k], ..., k]`, one index per result element.
 
     Negative indices count from the end.
     """
@@ -206,8 +209,9 @@ def gather(data: Expr, axis: int, indices: Expr) -> Call:
 
 @node("relay.attrs.GatherNDAttrs")
 class GatherNDAttrs(Attrs):
-    """Leading axes that data and indices share, and the number of coordinates when that is known
-    otherwise."""
+    """Attributes of gather_nd: the number of batch dimensions, and the number of coordinates where
+    known.
+    """
 
     batch_dims: int = 0
     index_rank: int | None = None
@@ -218,6 +222,7 @@ def _gather_nd_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     settings = attrs_of(GatherNDAttrs, attrs)
     _check_indices("gather_nd", indices)
     rank_at_least("gather_nd", indices, 1, "indices")
+    # The rank of the result follows from the number of coordinates: it must be a constant.
     count = known(indices.shape[0]) if settings.index_rank is None else settings.index_rank
     if count is None:
         fail(
@@ -251,10 +256,12 @@ def _gather_nd_reference(attrs: GatherNDAttrs, data: Array, indices: Array) -> A
         return np.broadcast_to(data, shape)
     for n, coordinate in enumerate(indices):
         check_indices("gather_nd", coordinate, data.shape[batch + n], batch + n)
+    # One index per batch axis, shaped to broadcast against the coordinates.
     leading = [
         np.arange(wide.shape[1 + i]).reshape((-1,) + (1,) * (wide.ndim - 2 - i))
         for i in range(batch)
     ]
+    # Negative coordinates count from the end of their axis.
     wrapped = [np.where(f < 0, f + data.shape[batch + i], f) for i, f in enumerate(wide)]
     return np.asarray(data[(*leading, *wrapped)])
 
@@ -285,7 +292,7 @@ register_op(
 def gather_nd(
     data: Expr, indices: Expr, batch_dims: int = 0, index_rank: int | None = None
 ) -> Call:
-    """Return slices of `data` at coordinates, which the first axis of `indices` holds.
+    """Gather slices of `data` at coordinates held by the first axis of `indices`.
 
     Negative coordinates count from the end.
     """
@@ -294,7 +301,7 @@ def gather_nd(
 
 @node("relay.attrs.OneHotAttrs")
 class OneHotAttrs(Attrs):
-    """The extent and position of the new axis, and the result's dtype."""
+    """Attributes of one_hot: depth, axis and dtype."""
 
     depth: Dim = 1
     axis: int = -1
@@ -356,7 +363,7 @@ def one_hot(
     axis: int = -1,
     dtype: str = "float32",
 ) -> Call:
-    """Return `on_value` at positions along a new axis, and `off_value` elsewhere."""
+    """Encode indices as one-hot vectors of `on_value` and `off_value` along a new axis."""
     number = constant_of(depth)
     if number is None:
         assert isinstance(depth, Expr)

@@ -1,4 +1,4 @@
-"""Operators that join tensors and take them apart: concatenate, stack, split.
+"""Joining and splitting operators: concatenate, stack, split.
 
     concatenate((a, b), axis)    extents along the axis add up, all others agree
     stack((a, b), axis)          a new axis, with one entry for each
@@ -49,12 +49,13 @@ from ekiden.topi.slice import SliceRange, split_ranges
 
 @node("relay.attrs.ConcatenateAttrs")
 class ConcatenateAttrs(Attrs):
-    """The axis to join along."""
+    """Attributes of concatenate: the axis."""
 
     axis: int = 0
 
 
 def _total(dims: Sequence[PrimExpr]) -> PrimExpr:
+    # A sum with an unknown term is unknown; an expression of it would claim to know more.
     unknown = next((d for d in dims if is_any(d)), None)
     if unknown is not None:
         return unknown
@@ -75,6 +76,7 @@ def _concatenate_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     shape = list(fields[0].shape)
     for field in fields[1:]:
         for i, dim in enumerate(field.shape):
+            # An extent that one tensor knows becomes that of the result.
             shape[i] = (
                 shape[i] if i == at else agree("concatenate", shape[i], dim, f"extents of axis {i}")
             )
@@ -100,7 +102,7 @@ register_op(
 
 
 def concatenate(data: Sequence[Expr] | Expr, axis: int) -> Call:
-    """Return tensors (a sequence, or an expression of tuple type) joined along an axis."""
+    """Concatenate tensors (a sequence, or a tuple expression) along an axis."""
     return call("concatenate", as_tuple(data), attrs=ConcatenateAttrs(axis))
 
 
@@ -111,7 +113,7 @@ def as_tuple(data: Sequence[Expr] | Expr) -> Expr:
 
 @node("relay.attrs.StackAttrs")
 class StackAttrs(Attrs):
-    """The position of the new axis in the result."""
+    """Attributes of stack: the index of the new axis."""
 
     axis: int = 0
 
@@ -147,13 +149,13 @@ register_op(
 
 
 def stack(data: Sequence[Expr] | Expr, axis: int = 0) -> Call:
-    """Return tensors of one shape joined along a new axis."""
+    """Stack tensors of equal shape along a new axis."""
     return call("stack", as_tuple(data), attrs=StackAttrs(axis))
 
 
 @node("relay.attrs.SplitAttrs")
 class SplitAttrs(Attrs):
-    """How many equal parts, or the positions to cut at; and the axis."""
+    """Attributes of split: the number of equal sections or the split indices, and the axis."""
 
     indices_or_sections: int | Dims = 1
     axis: int = 0
@@ -184,6 +186,7 @@ def _split_boxes(attrs: SplitAttrs, shape: Sequence[PrimExpr]) -> list[list[Slic
     at = normalize_axis(attrs.axis, len(shape), "split")
     full_ranges: list[SliceRange] = [(as_dim(0), 1, d) for d in shape]
     ranges = split_ranges(attrs.indices_or_sections, shape[at])
+    # Each part reads a box of the argument, with which it may share memory.
     return [[*full_ranges[:at], (b, 1, n), *full_ranges[at + 1 :]] for b, n in ranges]
 
 
@@ -211,7 +214,7 @@ register_op(
 
 
 def split(data: Expr, indices_or_sections: int | Sequence[Dim], axis: int = 0) -> Call:
-    """Return a tuple of sections of `data` along an axis: equal ones, or cut at positions."""
+    """Split `data` along an axis into equal sections or at indices; return a tuple."""
     cuts = indices_or_sections
     return call(
         "split", data, attrs=SplitAttrs(cuts if isinstance(cuts, int) else as_attr(cuts), axis)

@@ -1,5 +1,6 @@
-"""Operators that take a shape or a dtype from another tensor, or count axes from the end; windows;
-and sums of segments."""
+"""Operators that take a shape or dtype from another tensor; reverse reshape, sliding windows,
+segment sums.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ from ekiden.topi.dimensions import (
 
 @node("relay.attrs.ReshapeLikeAttrs")
 class ReshapeLikeAttrs(Attrs):
-    """Which dimensions of the data are replaced by which of the other tensor: from begins to ends,
-    which None puts after the last."""
+    """Attributes of reshape_like: the ranges of dimensions to replace and to copy (None: to the
+    end).
+    """
 
     lhs_begin: int = 0
     lhs_end: int | None = None
@@ -47,15 +49,16 @@ class ReshapeLikeAttrs(Attrs):
 
 @node("relay.attrs.ReverseReshapeAttrs")
 class ReverseReshapeAttrs(Attrs):
-    """The shape; its numbers below 1 are read from the right."""
+    """Attributes of reverse_reshape: the shape, whose special values are resolved from the
+    right.
+    """
 
     newshape: Dims = ()
 
 
 @node("relay.attrs.SlidingWindowAttrs")
 class SlidingWindowAttrs(Attrs):
-    """The first axis of windows, their extents, and how far they move, of that axis and all
-    after it."""
+    """Attributes of sliding_window: the first windowed axis, window shape and strides."""
 
     axis: int = 0
     window_shape: tuple[int, ...] = ()
@@ -63,7 +66,7 @@ class SlidingWindowAttrs(Attrs):
 
 
 def _part(begin: int, end: int | None, rank: int, side: str) -> tuple[int, int]:
-    """Return a range of dimensions, counted from the front.
+    """Normalise a range of dimensions to non-negative bounds.
 
     Raises:
         ValueError: It is no range of the dimensions.
@@ -86,6 +89,8 @@ def _like_shape(
 def _reversed_shape(attrs: ReverseReshapeAttrs, data: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
     if -4 in attrs.newshape:
         raise ValueError("-4 splits a dimension, which is not read from the right")
+    # Reversing both shapes, and the result, turns reading from the left into reading from the
+    # right.
     return tuple(reversed(infer_reshape(tuple(reversed(data)), attrs.newshape[::-1])))
 
 
@@ -93,6 +98,7 @@ def _windows_reference(attrs: SlidingWindowAttrs, data: Array) -> Array:
     first = normalize_axis(attrs.axis, data.ndim, "sliding_window")
     axes = tuple(range(first, data.ndim))
     view = np.lib.stride_tricks.sliding_window_view(data, attrs.window_shape, axes)
+    # NumPy's view has all windows; strides leave some of them out.
     return view[(slice(None),) * first + tuple(slice(None, None, s) for s in attrs.strides)]
 
 
@@ -123,7 +129,7 @@ declare("sliding_window", ("data",),
 
 
 def cast_like(data: Expr, dtype_like: Expr) -> Call:
-    """Return `data` in the dtype of another tensor."""
+    """Cast `data` to the dtype of another tensor."""
     return call("cast_like", data, dtype_like)
 
 
@@ -135,7 +141,7 @@ def reshape_like(
     rhs_begin: int = 0,
     rhs_end: int | None = None,
 ) -> Call:
-    """Return the elements of `data` in order, with dimensions of another tensor.
+    """Reshape `data` to dimensions of another tensor.
 
     Dimensions from `lhs_begin` to `lhs_end` are replaced by its dimensions from `rhs_begin` to
     `rhs_end`.
@@ -145,7 +151,7 @@ def reshape_like(
 
 
 def reverse_reshape(data: Expr, newshape: Sequence[Dim] | Dim) -> Call:
-    """Return `data` reshaped, with numbers below 1 read from the right.
+    """Reshape `data`, with special values resolved from the right.
 
     (2, 3, 4) by (-1, 0) is (6, 4).
     """
@@ -156,23 +162,25 @@ def reverse_reshape(data: Expr, newshape: Sequence[Dim] | Dim) -> Call:
 def sliding_window(
     data: Expr, axis: int, window_shape: Sequence[int], strides: Sequence[int]
 ) -> Call:
-    """Return all windows over the axes from `axis` on, with one extent and stride for each."""
+    """Return all sliding windows over the axes from `axis` on."""
     attrs = SlidingWindowAttrs(axis, tuple(window_shape), tuple(strides))
     return call("sliding_window", data, attrs=attrs)
 
 
 def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None = None) -> Call:
-    """Return the sums of the slices of `data`, along its first axis, that have one id.
+    """Return the sums of the slices of `data` with equal segment ids, along the first axis.
 
     Ids run from 0 to `num_segments`, or to the largest.
     """
     count: Expr
     if num_segments is None:
+        # Without a number given, ids go from 0 to their maximum.
         count = cast(add(largest(segment_ids), cast_like(const(1), segment_ids)), "int64")
     elif isinstance(num_segments, Expr):
         count = cast(num_segments, "int64")
     else:
         count = const(np.int64(num_segments))
+    # Up to the end, whatever the rank: bounds beyond it are clipped.
     slice_shape = strided_slice(shape_of(data, "int64"), [1], [np.iinfo(np.int32).max])
     nothing = zeros(concatenate([reshape(count, (1,)), slice_shape], 0), "float32")
     return scatter_nd(cast_like(nothing, data), expand_dims(segment_ids, 0), data, "add")

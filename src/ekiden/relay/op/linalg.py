@@ -1,4 +1,5 @@
-"""Linear algebra: decompositions of matrices, and triangular systems.
+"""Linear algebra operators: factorisations, triangular solves, eigen- and singular value
+decompositions.
 
 Matrices are the last two axes, the axes before a batch. What a decomposition could not do it says
 in a result of its own, `info`, as LAPACK does; `checked` makes a run fail by it.
@@ -17,7 +18,7 @@ from ekiden.relay.op._inventory import declare
 
 @node("relay.attrs.CheckedAttrs")
 class CheckedAttrs(Attrs):
-    """The words of the error before the number, and behind its place."""
+    """Attributes of linalg.checked: the error message's parts before and after the index."""
 
     subject: str = ""
     problem: str = ""
@@ -25,7 +26,7 @@ class CheckedAttrs(Attrs):
 
 @node("relay.attrs.SolveTriangularAttrs")
 class SolveTriangularAttrs(Attrs):
-    """Which triangle is read, and whether its diagonal is 1 and not read."""
+    """Attributes of solve_triangular: whether the matrix is lower triangular and unit-diagonal."""
 
     lower: bool = True
     unit_diagonal: bool = False
@@ -33,14 +34,14 @@ class SolveTriangularAttrs(Attrs):
 
 @node("relay.attrs.EighAttrs")
 class EighAttrs(Attrs):
-    """Which triangle is read."""
+    """Attributes of eigh: which triangle is read."""
 
     lower: bool = True
 
 
 @node("relay.attrs.SvdAttrs")
 class SvdAttrs(Attrs):
-    """Whether square U and V' are wanted, or as much as there are singular values."""
+    """Attributes of svd: whether to return full square U and V'."""
 
     full_matrices: bool = True
 
@@ -80,7 +81,7 @@ declare("linalg.matrix_exp", ("data",), lambda attrs, data: topi.linalg.matrix_e
 
 
 def checked(data: Expr, info: Expr, subject: str, problem: str) -> Call:
-    """Return `data`, with a check of `info` at run time.
+    """Return `data` after a run-time check of the LAPACK status `info`.
 
     A run fails with LinAlgError, "SUBJECT number at position PROBLEM", if an element of `info` is
     not 0.
@@ -89,7 +90,7 @@ def checked(data: Expr, info: Expr, subject: str, problem: str) -> Call:
 
 
 def lu_factor(data: Expr) -> Call:
-    """Return L and U of matrices with exchanged rows, packed, with L below the diagonal.
+    """Return the LU factorisation with partial pivoting, packed in one matrix.
 
     Further results are the row that each row was exchanged with, the final order of rows, both from
     0, and the number of the first pivot that is 0, from 1, or 0. LAPACK's getrf.
@@ -98,7 +99,7 @@ def lu_factor(data: Expr) -> Call:
 
 
 def cholesky(data: Expr) -> Call:
-    """Return the lower triangular L of L L' for symmetric matrices, and a status.
+    """Return the Cholesky factor L (L L' = A) of symmetric matrices, and a status.
 
     Only the lower triangle is read. The status is the order of the first leading minor that is not
     positive, or 0; L has not-a-numbers from that order on. LAPACK's potrf.
@@ -107,12 +108,13 @@ def cholesky(data: Expr) -> Call:
 
 
 def solve_triangular(a: Expr, b: Expr, lower: bool = True, unit_diagonal: bool = False) -> Call:
-    """Return x of a x = b for triangular a [.., n, n] and b [.., n, k] of the same batch."""
+    """Solve a x = b for triangular a [.., n, n] and b [.., n, k]."""
     return call("linalg.solve_triangular", a, b, attrs=SolveTriangularAttrs(lower, unit_diagonal))
 
 
 def geqrf(data: Expr) -> Call:
-    """Return R with the vectors of the reflections of Q below its diagonal, and their factors.
+    """Return the QR factorisation in Householder form: R with the reflectors below its diagonal,
+    and their factors.
 
     LAPACK's geqrf.
     """
@@ -120,7 +122,7 @@ def geqrf(data: Expr) -> Call:
 
 
 def householder_product(packed: Expr, tau: Expr) -> Call:
-    """Return the first columns, as many as `packed` has, of the product of reflections.
+    """Return the leading columns of the product of Householder reflectors.
 
     LAPACK's orgqr.
     """
@@ -128,7 +130,7 @@ def householder_product(packed: Expr, tau: Expr) -> Call:
 
 
 def eigh(data: Expr, lower: bool = True) -> Call:
-    """Return eigenvalues of symmetric matrices in ascending order, and their eigenvectors.
+    """Return the eigenvalues of symmetric matrices in ascending order, and the eigenvectors.
 
     Eigenvectors are orthonormal columns, of either sign.
     """
@@ -136,12 +138,12 @@ def eigh(data: Expr, lower: bool = True) -> Call:
 
 
 def svd(data: Expr, full_matrices: bool = True) -> Call:
-    """Return U, singular values in descending order, and V' of U S V'."""
+    """Return the singular value decomposition U, S (descending), V'."""
     return call("linalg.svd", data, attrs=SvdAttrs(full_matrices))
 
 
 def matrix_exp(data: Expr) -> Call:
-    """Return the exponentials of square matrices."""
+    """Return the matrix exponentials of square matrices."""
     return call("linalg.matrix_exp", data)
 
 

@@ -1,4 +1,4 @@
-"""Loop programs as functions of Relay: what a PrimFunc is to whoever calls it by its GlobalVar.
+"""Calls of PrimFuncs from Relay: call_lowered, and loop programs as Relay functions.
 
 The parameters that it writes, its last ones, are its results. A named dimension of its parameters
 is any size that the arguments of a call have. A parameter that is a number is a tensor of no
@@ -43,12 +43,12 @@ from ekiden.tir.visitor import (
 
 @node("relay.attrs.CallLoweredAttrs")
 class CallLoweredAttrs(Attrs):
-    """The loop program that is called."""
+    """Attributes of call_lowered: the called PrimFunc."""
 
     func: PrimFunc
 
     def calls_out(self) -> bool:
-        """Return whether the program calls functions that are not included in it.
+        """Return whether the PrimFunc calls external functions.
 
         Such functions may have effects, and need not do the same whenever they are called.
         """
@@ -58,13 +58,13 @@ class CallLoweredAttrs(Attrs):
 
 
 class _Inputs(StmtMutator):
-    """Hands buffers to the functions that a program calls as what they read."""
+    """Mutator that marks the buffers whose addresses are passed to external functions as read."""
 
     def __init__(self, buffers: set[Buffer]) -> None:
         self.buffers = buffers
 
     def expr(self, expr: PrimExpr) -> PrimExpr:
-        """Return the expression, with the addresses of the buffers marked."""
+        """Return the expression with buffer addresses marked as reads."""
         return rewrite(expr, self._address)
 
     def _address(self, e: PrimExpr) -> PrimExpr:
@@ -78,6 +78,8 @@ def _as_called(func: PrimFunc) -> PrimFunc:
     "num_outputs" counts are read by the functions that it calls with them: an address alone says
     nothing of what a callee does there."""
     func = numbers_as_tensors(func)
+    # An address passed to a foreign function may be written through: without the attribute every
+    # buffer counts as written.
     count = (func.attrs or {}).get("num_outputs")
     if not isinstance(count, int) or count >= len(func.params):
         return func
@@ -86,7 +88,7 @@ def _as_called(func: PrimFunc) -> PrimFunc:
 
 
 def result_count(func: PrimFunc) -> int:
-    """Return how many of its last parameters a loop program writes as its results.
+    """Return the number of trailing parameters that a PrimFunc writes as results.
 
     The attribute "num_outputs" decides, or else the parameters that are written.
 
@@ -95,9 +97,11 @@ def result_count(func: PrimFunc) -> int:
             Relay do not change.
     """
     written = set(buffers_written(func.body))
+    # Without the attribute, the parameters that are written count as results.
     declared = (func.attrs or {}).get("num_outputs")
     count = declared if isinstance(declared, int) else len(written.intersection(func.params))
     params = func.buffers
+    # `-0` would be the start, not the end.
     inputs, outputs = params[: len(params) - count], params[-count or None :]
     if count == 0 or not written.issuperset(outputs):
         raise TypeInferenceError(f"@{func.name}: its last parameters must be those that it writes")
@@ -113,7 +117,7 @@ def result_count(func: PrimFunc) -> int:
 
 
 def _read_as_given(func: PrimFunc) -> set[Buffer]:
-    """Return the buffers that are read elsewhere than in a reduction that initializes them."""
+    """Return the buffers read outside of reductions that initialise them."""
     begun = {
         buffer
         for s in walk(func.body)
@@ -124,7 +128,7 @@ def _read_as_given(func: PrimFunc) -> set[Buffer]:
 
 
 def relay_type(func: PrimFunc) -> FuncType:
-    """Return the type of a loop program as a function of Relay.
+    """Return the Relay function type of a PrimFunc.
 
     Raises:
         TypeInferenceError: As in `result_count`, and if a result has a dimension that no argument
@@ -140,6 +144,7 @@ def relay_type(func: PrimFunc) -> FuncType:
     }
     kinds = [tensor_type([substitute(d, dims) for d in b.shape], b.dtype) for b in func.buffers]
     inputs, outputs = kinds[:-count], kinds[-count:]
+    # A dimension that only results have could not be known before the call.
     missing = set(size_vars(outputs)) - set(size_vars(inputs))
     if missing:
         names = ", ".join(sorted(v.name for v in missing))
@@ -148,7 +153,7 @@ def relay_type(func: PrimFunc) -> FuncType:
 
 
 def as_function(func: PrimFunc) -> Function:
-    """Return a function of Relay that calls a loop program; to be inlined."""
+    """Wrap a PrimFunc in a Relay function that calls it, for inlining."""
     kind = relay_type(func)
     func = _as_called(func)
     inputs = zip(func.params, kind.arg_types, strict=False)
@@ -157,7 +162,7 @@ def as_function(func: PrimFunc) -> Function:
 
 
 def call_lowered(func: PrimFunc, args: Sequence[Expr]) -> Call:
-    """Return a call of a loop program that returns its results."""
+    """Build a call of a PrimFunc that returns its results."""
     attrs = CallLoweredAttrs(_as_called(func))
     return Call(get("call_lowered"), (Tuple(tuple(args)),), attrs)
 
@@ -172,6 +177,7 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     dims: dict[Var, PrimExpr] = {}
     for param, arg in zip(kind.arg_types, arg_types, strict=True):
         match_dims(param, arg, flexible, dims)
+    # A second pass, as a dimension may be bound by a later argument than the one that disagrees.
     for at, (param, arg) in enumerate(zip(kind.arg_types, arg_types, strict=True)):
         wanted_type = substitute_dims(param, dims)
         if not _may_agree(wanted_type, arg):
@@ -181,7 +187,7 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _may_agree(expected: Type, actual: Type) -> bool:
-    """Return whether a tensor may have the expected type; sizes that are no numbers are not
+    """Return whether a tensor type is compatible with the expected one; symbolic sizes are not
     compared.
     """
     if not isinstance(expected, TensorType) or not isinstance(actual, TensorType):
@@ -196,19 +202,20 @@ def _may_agree(expected: Type, actual: Type) -> bool:
 def _lowering(
     attrs: CallLoweredAttrs, inputs: Sequence[te.Tensor], out: Type
 ) -> Sequence[te.Tensor]:
-    """Return the tensors that the loop program's statements compute in a kernel."""
+    """Return the tensors computed by the PrimFunc's statements within a kernel."""
     func = attrs.func
     fields = out.fields if isinstance(out, TupleType) else (out,)
     kinds = [field for field in fields if isinstance(field, TensorType)]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Return the body over the kernel's buffers.
+        """Build the PrimFunc's body over the kernel's buffers.
 
         Symbolic sizes become those of the buffers; the first buffer that has one decides.
         """
         real = (*ins, *outs)
         pairs = ((b.shape, r.shape) for b, r in zip(func.buffers, real, strict=True))
         dims = [(a, b) for shapes in pairs for a, b in zip(*shapes, strict=True)]
+        # Reversed, so that of a dimension that occurs often the first occurrence stays.
         sizes = {old: new for old, new in reversed(dims) if isinstance(old, Var)}
         return rename(func.body, sizes, dict(zip(func.buffers, real, strict=True)))
 
@@ -221,6 +228,7 @@ def _program_of(attrs: Attrs | None, arrays: Sequence[Array]) -> LoopProgram:
     kinds = tuple(tensor_type(a.shape, str(a.dtype)) for a in arrays)
     result = _relation([TupleType(kinds)], attrs)
     fields = result.fields if isinstance(result, TupleType) else (result,)
+    # Zeros, as a program may leave elements unwritten.
     outputs = tuple(
         np.zeros(field.concrete_shape, to_numpy(field.dtype))
         for field in fields

@@ -1,4 +1,4 @@
-"""The registry of operators under the module that TVM has it in, and what users attach to them."""
+"""Operator registry at TVM's place, and the attributes that users attach to operators."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def register_fake_quantization_to_integer(
     mixes: bool = False,
     biases: bool = False,
 ) -> Callable[[QuantizationRule], QuantizationRule]:
-    """Register the rule of an operator for FakeQuantizationToInteger.
+    """Register an operator's rule for FakeQuantizationToInteger.
 
     Args:
         op_name: The operator.
@@ -58,8 +58,9 @@ def register_fake_quantization_to_integer(
     """
 
     def register(rule: QuantizationRule) -> QuantizationRule:
-        """Set the rule and its columns; of several rules the latest counts, whatever its level."""
+        """Set the rule and its columns; the latest registration wins, whatever its level."""
         register_op_attr(op_name, RULES, rule, level)
+        # All of them, so that a second registration takes back what the first one said.
         columns = {KEEPS: keeps, ALONE: alone, MIXES: mixes, BIASES: biases}
         for attribute, value in columns.items():
             set_op_attr(op_name, attribute, value)
@@ -86,7 +87,7 @@ register_optional_fake_quantization_to_integer = registrar(
 
 
 def register_pattern(op_name: str, pattern: OpPattern, level: int = 10) -> None:
-    """Set how a program's own operator fuses.
+    """Set the fusion pattern of a user-defined operator.
 
     Raises:
         ValueError: The operator is one of Ekiden's.
@@ -95,7 +96,7 @@ def register_pattern(op_name: str, pattern: OpPattern, level: int = 10) -> None:
 
 
 def register_stateful(op_name: str, stateful: bool, level: int = 10) -> None:
-    """Set whether calls of a program's own operator must all be made.
+    """Set whether a user-defined operator has side effects.
 
     Raises:
         ValueError: The operator is one of Ekiden's.

@@ -1,4 +1,5 @@
-"""Operators that write at positions which are data, and choose at them.
+"""Scatter operators and advanced indexing: scatter_elements, scatter_nd, strided_set,
+sequence_mask.
 
     scatter_elements(x, i, u, axis)[.., i[.., k, ..], ..] = u[.., k, ..]
     scatter_nd(x, i, u)[i[:, b..], ..] = u[b.., ..]        coordinates along the first axis
@@ -39,8 +40,9 @@ from ekiden.topi.dimensions import Dim, Dims, as_attr, as_shape, normalize_axis
 
 @node("relay.attrs.ScatterElementsAttrs")
 class ScatterElementsAttrs(Attrs):
-    """The axis that positions are along, and how an element takes in an update ("update", "add",
-    "mul", "mean", "min", "max")."""
+    """Attributes of scatter_elements: the axis, and the reduction ("update", "add", "mul", "mean",
+    "min", "max").
+    """
 
     axis: int = 0
     reduction: str = "update"
@@ -48,21 +50,21 @@ class ScatterElementsAttrs(Attrs):
 
 @node("relay.attrs.ScatterNDAttrs")
 class ScatterNDAttrs(Attrs):
-    """How an element takes in an update ("update", "add", "mul", "min", "max")."""
+    """Attributes of scatter_nd: the reduction ("update", "add", "mul", "min", "max")."""
 
     mode: str = "update"
 
 
 @node("relay.attrs.SparseToDenseAttrs")
 class SparseToDenseAttrs(Attrs):
-    """The shape of the result."""
+    """Attributes of sparse_to_dense: the output shape."""
 
     output_shape: Dims = ()
 
 
 @node("relay.attrs.SequenceMaskAttrs")
 class SequenceMaskAttrs(Attrs):
-    """What replaces elements beyond a length, and the axis of the sequence (0 or 1)."""
+    """Attributes of sequence_mask: mask value and sequence axis (0 or 1)."""
 
     mask_value: float = 0.0
     axis: int = 0
@@ -70,7 +72,7 @@ class SequenceMaskAttrs(Attrs):
 
 @node("relay.attrs.ReverseSequenceAttrs")
 class ReverseSequenceAttrs(Attrs):
-    """The axes of the sequence and of the batch."""
+    """Attributes of reverse_sequence: sequence and batch axes."""
 
     seq_axis: int = 1
     batch_axis: int = 0
@@ -128,6 +130,7 @@ def _densely(
     at = indices.reshape(-1, dense.ndim)
     for n, extent in enumerate(dense.shape):
         check_indices("sparse_to_dense", at[:, n], extent, n)
+    # In order: of equal positions the last value stays.
     for position, value in zip(at, np.broadcast_to(values, len(at)), strict=True):
         dense[tuple(position)] = value
     return dense
@@ -186,8 +189,10 @@ def _reverse_sequence(attrs: ReverseSequenceAttrs, data: Array, lengths: Array) 
         np.moveaxis(reversed_data, attrs.batch_axis, 0),
     )
     axis = attrs.seq_axis % data.ndim
+    # Of a row, which has lost the batch axis.
     axis -= attrs.batch_axis % data.ndim < axis
     for row, target, length in zip(rows, moved, lengths, strict=True):
+        # Elements behind a sequence's length keep their places.
         prefix = (slice(None),) * axis + (slice(0, int(length)),)
         target[prefix] = np.flip(row[prefix], axis)
     return reversed_data
@@ -210,13 +215,15 @@ declare(
 def scatter_elements(
     data: Expr, indices: Expr, updates: Expr, axis: int = 0, reduction: str = "update"
 ) -> Call:
-    """Return `data` with data[i, ..., indices[i, ..., k], ..., k] updated by updates[i, ..., k]."""
+    """Scatter updates into `data`: data[i, ..., indices[i, ..., k], ..., k] is updated by
+    updates[i, ..., k].
+    """
     attrs = ScatterElementsAttrs(axis, reduction)
     return call("scatter_elements", data, indices, updates, attrs=attrs)
 
 
 def scatter_nd(data: Expr, indices: Expr, updates: Expr, mode: str = "update") -> Call:
-    """Return `data` with slices at coordinates, along the first axis of `indices`, updated."""
+    """Scatter slices into `data` at coordinates held by the first axis of `indices`."""
     return call("scatter_nd", data, indices, updates, attrs=ScatterNDAttrs(mode))
 
 
@@ -227,7 +234,7 @@ def sparse_to_dense(
     default_value: Expr | float = 0,
     dtype: str = "",
 ) -> Call:
-    """Return a tensor with values at coordinates and a default elsewhere, of the values' dtype.
+    """Return a dense tensor with values at coordinates and a default elsewhere.
 
     The shape may be data.
     """
@@ -248,22 +255,23 @@ def strided_set(data: Expr, v: Expr, begin: Expr, end: Expr, strides: Expr | Non
 
     Without strides they are 1.
     """
+    # The length of `begin` may be data's: its ones have the same.
     steps = call("ones_like", begin) if strides is None else strides
     return call("strided_set", data, v, begin, end, steps)
 
 
 def adv_index(inputs: Sequence[Expr] | Expr) -> Call:
-    """Return `data[i0, i1, ...]`, for the tuple (data, i0, i1, ...), as NumPy indexes."""
+    """Return NumPy advanced indexing `data[i0, i1, ...]` of the tuple (data, i0, i1, ...)."""
     return call("adv_index", as_tuple(inputs))
 
 
 def sequence_mask(data: Expr, valid_length: Expr, mask_value: float = 0.0, axis: int = 0) -> Call:
-    """Return `data` with elements at or beyond a batch's length along `axis` replaced."""
+    """Replace the elements at or beyond each batch's valid length by the mask value."""
     return call("sequence_mask", data, valid_length, attrs=SequenceMaskAttrs(mask_value, axis))
 
 
 def reverse_sequence(data: Expr, seq_lengths: Expr, seq_axis: int = 1, batch_axis: int = 0) -> Call:
-    """Return `data` with the first elements of each batch, as many as its length, reversed."""
+    """Reverse the first `seq_lengths[b]` elements of each batch."""
     attrs = ReverseSequenceAttrs(seq_axis, batch_axis)
     return call("reverse_sequence", data, seq_lengths, attrs=attrs)
 

@@ -1,4 +1,4 @@
-"""Random numbers from a generator that is passed on (see ekiden.topi.random)."""
+"""Random number operators over an explicit generator state (see ekiden.topi.random)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ekiden.topi.random import threefry_key as key_words
 
 @node("relay.attrs.ThreefryGenerateAttrs")
 class ThreefryGenerateAttrs(Attrs):
-    """The shape of the result."""
+    """Attributes of threefry_generate: the output shape."""
 
     out_shape: Dims = ()
 
 
 @node("relay.attrs.UniformAttrs")
 class UniformAttrs(Attrs):
-    """The shape and dtype of the result."""
+    """Attributes of uniform: output shape and dtype."""
 
     out_shape: Dims = ()
     out_dtype: str = "float32"
@@ -34,7 +34,7 @@ class UniformAttrs(Attrs):
 
 @node("relay.attrs.NormalAttrs")
 class NormalAttrs(Attrs):
-    """The shape and dtype of the result."""
+    """Attributes of normal: output shape and dtype."""
 
     out_shape: Dims = ()
     out_dtype: str = "float32"
@@ -42,7 +42,7 @@ class NormalAttrs(Attrs):
 
 @node("relay.attrs.MultinomialAttrs")
 class MultinomialAttrs(Attrs):
-    """How often to draw."""
+    """Attributes of multinomial: the number of samples."""
 
     num_samples: Dim = 1
 
@@ -94,11 +94,16 @@ def _constrain(
     check_range("constrain: length", lengths, (0, history.shape[1] + 1))
     check_range("constrain: state", states, (-(2**31), len(moves)))
     for n, out in enumerate(constrained):
+        # The repetition penalty counts each token once, however often it occurred.
         past = np.unique(history[rows[n], : lengths[n]])
+        # Numbers outside the vocabulary are no tokens, and have no logit.
         past = past[(past >= 0) & (past < len(out))]
+        # A penalty of 1 leaves the bits as they are.
         if penalties[n] != 1:
             by = penalties[n]
+            # A penalty above 1 makes every logit smaller: dividing would make negative ones larger.
             out[past] = np.where(out[past] > 0, out[past] / by, out[past] * by)
+        # A negative state marks a row that no grammar constrains.
         if states[n] >= 0:
             out[moves[states[n]] < 0] = -np.inf
     return constrained
@@ -126,8 +131,8 @@ def contrib_constrain(
     logits: Expr, history: Expr, rows: Expr, lengths: Expr, penalties: Expr, moves: Expr,
     states: Expr,
 ) -> Call:  # fmt: skip
-    """Return logits reduced where a text makes them less likely, and -inf where an automaton
-    forbids.
+    """Return logits with repetition penalties applied, and -inf where a grammar automaton forbids
+    the token.
 
     See ekiden.topi.sampling.constrain_logits.
     """
@@ -136,22 +141,22 @@ def contrib_constrain(
 
 
 def contrib_draw(weights: Expr, settings: Expr, seeds: Expr, places: Expr) -> Call:
-    """Return a token for each row of weights; see ekiden.topi.sampling.draw_token."""
+    """Sample a token per row of weights; see ekiden.topi.sampling.draw_token."""
     return call("random.contrib_draw", weights, settings, seeds, places)
 
 
 def threefry_key(seed: int) -> Constant:
-    """Return a new generator."""
+    """Return a Threefry generator key for a seed."""
     return const(np.array(key_words(seed), np.uint64))
 
 
 def threefry_generate(key: Expr, shape: Sequence[Dim]) -> Call:
-    """Return a tuple of the generator afterwards and random words."""
+    """Return the advanced generator and random words."""
     return call("random.threefry_generate", key, attrs=ThreefryGenerateAttrs(as_attr(shape)))
 
 
 def threefry_split(key: Expr) -> Call:
-    """Return a tuple of two independent generators."""
+    """Split a generator into two independent ones."""
     return call("random.threefry_split", key)
 
 
@@ -166,7 +171,7 @@ def uniform(
     low: Expr | float = 0.0,
     high: Expr | float = 1.0,
 ) -> Call:
-    """Return a tuple of the generator afterwards and numbers in [low, high)."""
+    """Return the advanced generator and uniform samples in [low, high)."""
     bounds = (_scalar(v, dtype) for v in (low, high))
     return call("random.uniform", key, *bounds, attrs=UniformAttrs(as_attr(shape), dtype))
 
@@ -178,15 +183,13 @@ def normal(
     mean: Expr | float = 0.0,
     scale: Expr | float = 1.0,
 ) -> Call:
-    """Return a tuple of the generator afterwards and normally distributed numbers."""
+    """Return the advanced generator and normally distributed samples."""
     moments = (_scalar(v, dtype) for v in (mean, scale))
     return call("random.normal", key, *moments, attrs=NormalAttrs(as_attr(shape), dtype))
 
 
 def multinomial(key: Expr, probs: Expr, num_samples: Dim) -> Call:
-    """Return a tuple of the generator afterwards and indices drawn by the weights in the
-    last axis.
-    """
+    """Return the advanced generator and indices sampled by the weights in the last axis."""
     return call("random.multinomial", key, probs, attrs=MultinomialAttrs(num_samples))
 
 

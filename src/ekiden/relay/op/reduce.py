@@ -1,4 +1,4 @@
-"""Reductions over axes.
+"""Reduction operators.
 
 Axes are counted from the end when negative; `axis=()` reduces none, None all. What is reduced has
 the neutral element's value where there is nothing: 0, 1, the least and the greatest number of the
@@ -31,7 +31,7 @@ from ekiden.topi.dimensions import Shape, as_dim, axes_attr, expect_least, norma
 
 @node("relay.attrs.ReduceAttrs")
 class ReduceAttrs(Attrs):
-    """Axes to reduce (None: all); `exclude` reduces all others instead."""
+    """Attributes of reductions: axes (None: all), keepdims; `exclude` reduces the complement."""
 
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
@@ -40,8 +40,9 @@ class ReduceAttrs(Attrs):
 
 @node("relay.attrs.ArgReduceAttrs")
 class ArgReduceAttrs(Attrs):
-    """Axes to search (None: all, giving the flat position); ties go to the first unless
-    `select_last_index`."""
+    """Attributes of argmax and argmin: axes (None: flattened), keepdims, tie-breaking by
+    `select_last_index`.
+    """
 
     axis: tuple[int, ...] | None = None
     keepdims: bool = False
@@ -50,7 +51,7 @@ class ArgReduceAttrs(Attrs):
 
 
 class Reduces(Protocol):
-    """Attributes that say which axes are reduced."""
+    """Protocol of attributes with reduced axes."""
 
     @property
     def axis(self) -> tuple[int, ...] | None: ...
@@ -59,7 +60,7 @@ class Reduces(Protocol):
 
 
 def reduced_axes(name: str, attrs: Reduces, rank: int) -> tuple[int, ...]:
-    """Return the axes that are reduced, from the front, in order.
+    """Return the reduced axes, non-negative and sorted.
 
     Raises:
         ValueError: An axis is out of range.
@@ -69,7 +70,7 @@ def reduced_axes(name: str, attrs: Reduces, rank: int) -> tuple[int, ...]:
 
 
 def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
-    """Return the shape without `axes`, or with 1 for them."""
+    """Return the shape without the reduced axes, or with extent 1 for them."""
     one = as_dim(1)
     return tuple(one if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes)
 
@@ -78,7 +79,7 @@ def _relation(
     name: str, kind: type[Attrs], dtype: str | None
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the shape without the reduced axes, or with 1 for them.
+        """Infer the shape without the reduced axes, or with extent 1 for them.
 
         Raises:
             TypeInferenceError: The data does not have the axes.
@@ -96,11 +97,12 @@ def _reference(
     name: str, function: Callable[..., Array], dtype: str | None
 ) -> Callable[..., Array]:
     def reference(attrs: ReduceAttrs, data: Array) -> Array:
-        """Return the reduction by NumPy, of narrow floats in float32.
+        """Reduce by NumPy; 16-bit floats accumulate in float32.
 
         Sums of nothing and overflows are intended, and cause no warning.
         """
         axes = reduced_axes(name, attrs, data.ndim)
+        # Kernels accumulate float16 and bfloat16 in float32.
         is_narrow = is_float(str(data.dtype)) and data.dtype.itemsize < 4
         wide = data.astype(np.float32) if is_narrow else data
         with np.errstate(all="ignore"):
@@ -112,16 +114,17 @@ def _reference(
 
 
 def _ends(data: Array) -> tuple[Any, Any]:
-    """Return the least and the greatest value of a dtype, the results of max and min of nothing."""
+    """Return the lowest and the highest value of a dtype, the identities of max and min."""
     if data.dtype.kind == "b":
         return False, True
     if data.dtype.kind in "iu":
         return np.iinfo(data.dtype).min, np.iinfo(data.dtype).max
+    # As arrays of the dtype: Python's inf would promote narrow floats.
     return np.asarray(-np.inf, data.dtype), np.asarray(np.inf, data.dtype)
 
 
 def _max(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    """NaN if there is one, as NumPy's; the least number of nothing."""
+    """Return NumPy's max (NaN propagates), or the lowest value for an empty reduction."""
     return np.asarray(np.max(data, axis=axis, keepdims=keepdims, initial=_ends(data)[0]))
 
 
@@ -131,13 +134,14 @@ def _min(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 
 def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., Array]:
     def reference(attrs: ArgReduceAttrs, data: Array) -> Array:
-        """Return positions along the reduced axes in their order, as in a row flattened from them.
+        """Return flattened indices over the reduced axes.
 
         The last of equal elements is searched from the row's end.
         """
         axes = reduced_axes(name, attrs, data.ndim)
         outer_axes = tuple(i for i in range(data.ndim) if i not in axes)
         count = int(np.prod([data.shape[a] for a in axes], dtype=np.int64))
+        # The reduced axes last and flattened, so that positions count over all of them.
         rows = data.transpose(outer_axes + axes).reshape(
             [data.shape[k] for k in outer_axes] + [count]
         )
@@ -174,7 +178,9 @@ def reduction(
     dtype: str | None = None,
     precision: Precision = Precision.UNKNOWN,
 ) -> Callable[..., Call]:
-    """Declare a reduction, to `dtype` if not the data's; gives the function that calls it."""
+    """Declare a reduction, and return the function that calls it; `dtype` is the result's if not
+    the data's.
+    """
     register_op(
         OpDef(
             name=name,
@@ -206,7 +212,7 @@ def reduction(
 
 
 def _arg_relation(name: str) -> Relation:
-    """Return the relation of a reduction that also refuses empty axes, which have no position."""
+    """Return the relation of an arg-reduction, which rejects empty axes."""
     plain = _relation(name, ArgReduceAttrs, "int32")
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -218,6 +224,7 @@ def _arg_relation(name: str) -> Relation:
         result_type = plain(types, attrs)
         (data,) = tensors(name, types, 1)
         axes = reduced_axes(name, attrs_of(ArgReduceAttrs, attrs), len(data.shape))
+        # Of no elements there is no position to return.
         minimums = [1 if at in axes else None for at in range(len(data.shape))]
         attempt(name, expect_least, name, "data", data.shape, minimums)
         return result_type
@@ -228,7 +235,7 @@ def _arg_relation(name: str) -> Relation:
 def arg_reduction(
     name: str, function: Callable[..., Array], compute: Callable[..., Tensor]
 ) -> Callable[..., Call]:
-    """Declare a search for a position (int32); gives the function that calls it."""
+    """Declare an arg-reduction (int32 indices), and return the function that calls it."""
     register_op(
         OpDef(
             name=name,
@@ -266,13 +273,15 @@ def arg_reduction(
 
 
 def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    """NumPy's mean; the sum of integers is divided as C does."""
+    """Return NumPy's mean; integer sums divide as in C."""
     if is_float(str(data.dtype)):
         return np.asarray(np.mean(data, axis=axis, keepdims=keepdims))
+    # Sums of narrow integers would wrap around in their own type.
     wide = np.uint64 if data.dtype == np.uint64 else np.int64
     total = np.sum(data, axis=axis, keepdims=keepdims, dtype=wide)
     count = data.size // (total.size or 1) or 1
     floor = np.floor_divide(total, count)
+    # NumPy floors; C truncates negative quotients.
     toward_zero = (total < 0) & (floor * count != total)
     return np.asarray(floor + toward_zero.astype(total.dtype))
 

@@ -1,5 +1,4 @@
-"""Operators that give the same elements in the same order another shape: no kernel runs, the result
-is a view.
+"""View operators: reshape, expand_dims, squeeze, batch_flatten; no kernel runs.
 
 The number of elements stays, which a run checks where symbols leave it open. `nn.batch_flatten` and
 `squeeze` without axes are reshapes whose shape follows from the data's. As no kernel runs, FuseOps
@@ -47,9 +46,8 @@ else:
 
 @node("relay.attrs.ReshapeAttrs")
 class ReshapeAttrs(Attrs):
-    """The new shape, read from the left beside the data's: 0 copies a dimension unless
-    `allowzero`, one -1 takes what is left, -2 copies all that are left, -3 joins two, and -4 splits
-    one into the two extents that follow it.
+    """Attributes of reshape: the new shape with TVM's special values: 0 copies a dimension (unless
+    `allowzero`), -1 infers one, -2 copies the rest, -3 merges two, -4 splits one.
     """
 
     newshape: Dims = shown(())
@@ -81,7 +79,7 @@ def _declare(
 
 
 def _reshape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    """Return the type of `newshape` with its special numbers resolved.
+    """Infer the type with the special values of `newshape` resolved.
 
     Equal numbers of elements are proved, or, of symbols, noted as an assumption that is checked
     when the function is entered.
@@ -91,7 +89,9 @@ def _reshape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     try:
         shape = infer_reshape(data.shape, settings.newshape, settings.allowzero)
         before, after = product(data.shape), product(shape)
+        # One object where the reshape is of nothing but signs.
         if before is not after:
+            # Sizes that are symbols are checked at run time, and taken as equal until then.
             assume(lambda: before.equal(after), (before, after))
         return TensorType(shape, data.dtype)
     except ValueError as error:
@@ -114,8 +114,7 @@ _declare(
 
 
 def reshape(data: Expr, newshape: Sequence[Dim] | Dim | Expr, allowzero: bool = False) -> Call:
-    """Return the elements of `data` in order, in another shape; see ReshapeAttrs for numbers below
-    1.
+    """Reshape `data`; see ReshapeAttrs for special values.
 
     A `newshape` that is data may hold 0 and -1 alone: its length is the result's rank.
     """
@@ -128,7 +127,7 @@ def reshape(data: Expr, newshape: Sequence[Dim] | Dim | Expr, allowzero: bool = 
 
 @node("relay.attrs.ExpandDimsAttrs")
 class ExpandDimsAttrs(Attrs):
-    """Where the new axes begin in the result, and how many there are."""
+    """Attributes of expand_dims: index and number of the new axes."""
 
     axis: int = 0
     num_newaxis: int = 1
@@ -170,9 +169,7 @@ def _one(value: int | Sequence[int]) -> tuple[int]:
 
 
 def expand_dims(data: Expr, axis: int | Expr, num_newaxis: int = 1) -> Call:
-    """Return `data` with new axes of extent 1 before `axis` (counted in the result when
-    negative).
-    """
+    """Insert unit axes before `axis` (counted in the result when negative)."""
     if (at := constant_of(axis)) is None:
         assert isinstance(axis, Expr)
         return dynamic(
@@ -183,7 +180,7 @@ def expand_dims(data: Expr, axis: int | Expr, num_newaxis: int = 1) -> Call:
 
 @node("relay.attrs.SqueezeAttrs")
 class SqueezeAttrs(Attrs):
-    """Axes of extent 1 to remove; None removes all that are known to be 1."""
+    """Attributes of squeeze: the unit axes to remove; None for all that are known to be 1."""
 
     axis: tuple[int, ...] | None = None
 
@@ -201,6 +198,7 @@ def _squeeze_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if len(axes) < len(dropped):
         fail("squeeze", f"an axis is there twice, got {dropped}")
     for axis in axes:
+        # A symbol may be 1: run time decides.
         if known(data.shape[axis]) not in (None, 1):
             fail("squeeze", f"axis {axis} must have extent 1, got {show(data.shape)}")
     return TensorType(tuple(d for i, d in enumerate(data.shape) if i not in axes), data.dtype)
@@ -220,7 +218,7 @@ _declare(
 
 
 def squeeze(data: Expr, axis: int | Sequence[int] | Expr | None = None) -> Call:
-    """Return `data` without some axes of extent 1."""
+    """Remove unit axes of `data`."""
     axes = constant_of(axis)
     if isinstance(axis, Expr) and axes is None:
         return dynamic("squeeze", data, axis, attrs=DynamicAttrs())
@@ -247,7 +245,7 @@ _declare(
 
 
 def batch_flatten(data: Expr) -> Call:
-    """Return `data` with all axes but the first as one."""
+    """Flatten all axes except the first."""
     return call("nn.batch_flatten", data)
 
 

@@ -1,4 +1,4 @@
-"""Running sums, products and extremes.
+"""Scan operators: cumulative sums and products.
 
     cumsum(x)[i] = sum over j <= i of x[j];   exclusive: over j < i, which begins with 0
 
@@ -30,8 +30,7 @@ from ekiden.topi.reduce import accumulator
 
 @node("relay.attrs.CumsumAttrs")
 class ScanAttrs(Attrs):
-    """The axis (None: over the flattened data), the dtype to compute in, and whether to leave out
-    the element itself."""
+    """Attributes of cumsum and cumprod: axis (None: flattened), accumulation dtype, exclusive."""
 
     axis: int | None = None
     dtype: str = ""
@@ -40,7 +39,7 @@ class ScanAttrs(Attrs):
 
 def _relation(name: str) -> Relation:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the data's shape, or one axis of all elements without an axis, in the attributes'
+        """Infer the data's shape, or the flattened one without an axis, in the attributes'
         dtype.
         """
         (data,) = tensors(name, types, 1)
@@ -58,18 +57,21 @@ def _reference(
     function: Callable[..., Array], identity: Callable[[str], float]
 ) -> Callable[[ScanAttrs, Array], Array]:
     def reference(attrs: ScanAttrs, data: Array) -> Array:
-        """Return running results; `exclusive` ones are those of the element before.
+        """Return cumulative results; exclusive ones are shifted by one element.
 
         The first of these is the identity.
         """
         dtype = str(attrs.dtype or data.dtype)
+        # A running sum loses a rounding error per element in its own type.
         wide = to_numpy(accumulator(dtype) if is_float(dtype) else dtype)
         running = function(data.astype(wide), attrs.axis, dtype=wide).astype(to_numpy(dtype))
         if not attrs.exclusive:
             return np.asarray(running)
         axis = attrs.axis or 0
+        # All but the last running result, moved by one.
         before = running.take(range(max(running.shape[axis] - 1, 0)), axis)
         first = running.take(range(min(running.shape[axis], 1)), axis)
+        # The exclusive scan starts with the operation's identity.
         first = np.full_like(first, identity(dtype))
         return np.concatenate([first, before], axis)
 
@@ -123,7 +125,7 @@ _declare("cummin", _accumulate(np.minimum), lambda dtype: _end_of_range(dtype, 1
 
 
 def cumsum(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
-    """Return running sums along an axis (None: of the flattened data).
+    """Return cumulative sums along an axis (None: of the flattened data).
 
     `exclusive` leaves out the element itself.
     """
@@ -131,7 +133,7 @@ def cumsum(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool
 
 
 def cumprod(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
-    """Return running products along an axis (None: of the flattened data).
+    """Return cumulative products along an axis (None: of the flattened data).
 
     `exclusive` leaves out the element itself.
     """

@@ -1,5 +1,5 @@
-"""Sequences of tensors: lists whose last element comes first, so that adding one costs the same for
-any length.
+"""Sequences of tensors as cons lists with the last element at the head, so that append takes
+constant time.
 
 A sequence is a value of the type List of the prelude, built by its constructors; what needs a walk
 over it is done by a function of the runtime (`host`), not by a kernel. Positions count from the
@@ -36,13 +36,13 @@ Elements: TypeAlias = "list[Array]"
 
 
 def list_type(element: Type) -> TypeCall:
-    """Return the type of a sequence of such tensors."""
+    """Return the type of a sequence of tensors."""
     return TypeCall(_HEADER, (element,))
 
 
 @node("relay.attrs.SequenceStackAttrs")
 class SequenceStackAttrs(Attrs):
-    """How many tensors there are, if that is known."""
+    """Attributes of sequence.stack: the static length, if known, and the order."""
 
     length: PrimExpr | None = None
     reverse: bool = False
@@ -50,15 +50,16 @@ class SequenceStackAttrs(Attrs):
 
 @node("relay.attrs.SequenceConcatAttrs")
 class SequenceConcatAttrs(Attrs):
-    """The axis along which tensors are put one after the other."""
+    """Attributes of sequence.concat: the axis."""
 
     axis: int = 0
 
 
 @node("relay.attrs.SequenceSplitAttrs")
 class SequenceSplitAttrs(Attrs):
-    """The axis that is cut, whether parts of extent 1 keep it, and the extent that all parts are
-    known to have, if they are."""
+    """Attributes of sequence.split: axis, keepdims, and the common extent of all sections, if
+    known.
+    """
 
     axis: int = 0
     keepdims: bool = True
@@ -66,8 +67,9 @@ class SequenceSplitAttrs(Attrs):
 
 
 def elements(value: object) -> Elements:
-    """Return the tensors of an interpreted sequence, the first one first."""
+    """Return the tensors of an interpreted sequence, in order."""
     reversed_elements = []
+    # Nil has no fields.
     while isinstance(value, ConstructorValue) and value.fields:
         reversed_elements.append(value.fields[0])
         value = value.fields[1]
@@ -75,9 +77,10 @@ def elements(value: object) -> Elements:
 
 
 def from_elements(arrays: Iterable[Array]) -> ConstructorValue:
-    """Return an interpreted sequence of tensors."""
+    """Build an interpreted sequence from tensors."""
     sequence_value = ConstructorValue(NIL)
     for array in arrays:
+        # The last element ends up at the head of the list: appending is one Cons.
         sequence_value = ConstructorValue(CONS, (array, sequence_value))
     return sequence_value
 
@@ -91,6 +94,7 @@ def _element(name: str, kind: Type) -> TensorType:
 
 def _place(position: object, length: int, is_end: bool = False) -> int:
     at = int(np.asarray(position))
+    # An insertion may also stand behind the last element.
     if not -length <= at < length + is_end:
         raise RunError(f"sequence: position {at} is out of range for {length} elements")
     return at + length if at < 0 else at
@@ -117,6 +121,7 @@ def _stack(attrs: SequenceStackAttrs, value: object, dims: Array, like: Array) -
     tensors = elements(value)
     if attrs.reverse:
         tensors.reverse()
+    # An empty sequence knows neither shape nor dtype: the arguments give both.
     return np.stack(tensors) if tensors else np.zeros((0, *map(int, dims)), like.dtype)
 
 
@@ -151,6 +156,7 @@ def _split(attrs: SequenceSplitAttrs, data: Array, sizes: Array) -> ConstructorV
     if sizes.sum() != data.shape[attrs.axis] or (sizes < 0).any():
         extent = data.shape[attrs.axis]
         raise RunError(f"sequence: parts of {sizes.tolist()} of an axis of extent {extent}")
+    # The last cut is the end of the axis, which np.split implies.
     sections = np.split(data, np.cumsum(sizes)[:-1], attrs.axis) if sizes.size else []
     if not attrs.keepdims:
         sections = [p.squeeze(attrs.axis) for p in sections]
@@ -162,7 +168,7 @@ _INTEGERS = {"position": 0, "dims": 1, "sizes": 1}
 
 
 def _check_integers(name: str, what: str, kind: Type) -> None:
-    """Check that the host reads an argument as a number or a vector of numbers."""
+    """Check that an argument is an integer scalar or vector, readable on the host."""
     fits = isinstance(kind, TensorType) and kind.dtype in ("int32", "int64")
     if fits and isinstance(kind, TensorType):
         rank, known_one = len(kind.shape), all(is_const(d, 1) for d in kind.shape)
@@ -185,7 +191,7 @@ def _declare(
     names = tuple(arguments.split())
 
     def checked(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the result of the relation, after a check that positions and axes are integers."""
+        """Infer the type after checking that positions and axes are integers."""
         for what, kind in zip(names, types, strict=True):
             if what in _INTEGERS:
                 _check_integers(f"sequence.{name}", what, kind)
@@ -228,17 +234,17 @@ _declare("split", "data sizes", _split_type, _split,
 
 
 def empty(element: Type | None = None) -> Call:
-    """Return a sequence without elements, of that type if nothing else determines it."""
+    """Return an empty sequence."""
     return Call(NIL, (), None, () if element is None else (element,))
 
 
 def append(sequence: Expr, value: Expr) -> Call:
-    """Return the sequence with one more element at its end."""
+    """Append a tensor to a sequence."""
     return Call(CONS, (value, sequence))
 
 
 def length(sequence: Expr) -> Call:
-    """Return how many elements a sequence has."""
+    """Return the number of elements of a sequence."""
     return call("sequence.length", sequence)
 
 
@@ -248,21 +254,19 @@ def at(sequence: Expr, position: Expr) -> Call:
 
 
 def insert(sequence: Expr, value: Expr, position: Expr) -> Call:
-    """Return the sequence with an element inserted before a position; its length means at
-    the end.
-    """
+    """Insert an element before a position; the length itself means at the end."""
     return call("sequence.insert", sequence, value, position)
 
 
 def erase(sequence: Expr, position: Expr) -> Call:
-    """Return the sequence without an element."""
+    """Remove the element at a position."""
     return call("sequence.erase", sequence, position)
 
 
 def stack(
     sequence: Expr, dims: Expr, like: Expr, length: PrimExpr | None = None, reverse: bool = False
 ) -> Call:
-    """Return the elements along a new first axis, in order or the last first.
+    """Stack the elements along a new first axis, in order or reversed.
 
     `dims` is the shape of an element and `like` a tensor of its dtype, for an empty sequence.
     """
@@ -271,15 +275,15 @@ def stack(
 
 
 def concat(sequence: Expr, axis: int) -> Call:
-    """Return the elements one after the other along an axis; there must be one."""
+    """Concatenate the elements (at least one) along an axis."""
     return call("sequence.concat", sequence, attrs=SequenceConcatAttrs(axis))
 
 
 def split(
     data: Expr, sizes: Expr, axis: int, keepdims: bool = True, extent: PrimExpr | None = None
 ) -> Call:
-    """Return sections of a tensor along an axis; `extent` is their common extent, if they
-    have one.
+    """Split a tensor along an axis into a sequence; `extent` is the sections' common extent, if
+    any.
     """
     return call("sequence.split", data, sizes, attrs=SequenceSplitAttrs(axis, keepdims, extent))
 

@@ -1,5 +1,5 @@
-"""A user's shape functions: how large the results of an operator of a program's own are, where its
-type relation leaves that to run time (TVM's name).
+"""User-registered shape functions, which compute result sizes at run time (TVM's
+register_shape_func).
 
     relay.op.register_shape_func("own.repeat", True, repeat_shape)
 
@@ -39,7 +39,7 @@ def register_shape_func(
     shape_func: ShapeFunc | None = None,
     level: int = 10,
 ) -> Callable[[ShapeFunc], ShapeFunc]:
-    """Register how large the results of a program's own operator are.
+    """Register the shape function of a user-defined operator.
 
     Args:
         op_name: The operator.
@@ -54,7 +54,7 @@ def register_shape_func(
     get(op_name)
 
     def register(function: ShapeFunc) -> ShapeFunc:
-        """Set the function, note it as the user's own, and return it."""
+        """Register the function as the user's, and return it."""
         note_extension(function)
         set_dims(op_name, _dims_of(op_name, data_dependent, function))
         return function
@@ -66,7 +66,7 @@ def register_shape_func(
 
 def _dims_of(name: str, data_dependent: bool | Sequence[bool], shape_func: ShapeFunc) -> DimsOf:
     def dims(attrs: Attrs, buffers: Sequence[Buffer]) -> tuple[list[PrimExpr], list[ShapeCheck]]:
-        """Return the unknown dimensions of the results, and the conditions on the known ones.
+        """Return the unknown result dimensions, and conditions on the known ones.
 
         Both are expressions over the arguments' shapes and, if the function reads them, their
         elements.
@@ -89,6 +89,8 @@ def _dims_of(name: str, data_dependent: bool | Sequence[bool], shape_func: Shape
             raise CompileError(
                 f"{name}: its shape function gives {len(shapes)} shapes for {len(kinds)} results"
             )
+        # The function is evaluated symbolically once: its results are expressions of the call's
+        # arguments.
         reader = _Reader(name, dict(zip(inputs, zip(buffers, reads, strict=True), strict=True)))
         unknown: list[PrimExpr] = []
         checks: list[ShapeCheck] = []
@@ -102,13 +104,16 @@ def _dims_of(name: str, data_dependent: bool | Sequence[bool], shape_func: Shape
 def _add(
     shape: Sequence[PrimExpr], kind: TensorType, unknown: list[PrimExpr], checks: list[ShapeCheck]
 ) -> None:
-    """Add the unknown dimensions of a result, and checks that the known ones are the function's."""
+    """Collect the unknown dimensions of a result, and checks of the known ones against the
+    function.
+    """
     for size, dim in zip(shape, kind.shape, strict=True):
         if isinstance(dim, AnyDim):
             unknown.append(size)
             checks.append(ShapeCheck(size >= 0, "a dimension is negative", {"it": size}))
         else:
             what = "its shape function says another size than its type"
+            # The user's function may disagree with the type relation: it is compared at run time.
             checks.append(ShapeCheck(size.equal(dim), what, {"it": size, "the type's": dim}))
 
 
@@ -127,7 +132,9 @@ def _leaves(name: str, kind: Type) -> list[TensorType]:
 
 
 class _Reader:
-    """What tensors hold, as expressions on the arguments of a call."""
+    """Symbolic evaluator of shape functions: tensor elements as expressions over a call's
+    arguments.
+    """
 
     def __init__(self, name: str, inputs: dict[Tensor, tuple[Buffer, bool]]) -> None:
         self.name, self.inputs = name, inputs
@@ -135,14 +142,14 @@ class _Reader:
         """Buffers that scripts read -> what they stand for."""
 
     def elements(self, shape: Tensor) -> list[PrimExpr]:
-        """Return all elements of a vector."""
+        """Return all elements of a vector as expressions."""
         if len(shape.shape) != 1 or not isinstance(shape.shape[0], IntImm):
             raise CompileError(f"{self.name}: its shape function must give vectors, got {shape}")
         count = int(shape.shape[0].value)
         return [cast(simplify(self.element(shape, (const(n),))), "int64") for n in range(count)]
 
     def element(self, tensor: Tensor, at: tuple[PrimExpr, ...]) -> PrimExpr:
-        """Return an element of an argument, or of a tensor that is computed from arguments."""
+        """Return an element of an argument or of a computed tensor as an expression."""
         if tensor in self.inputs:
             buffer, by_data = self.inputs[tensor]
             return BufferLoad(buffer, at, buffer.dtype) if by_data else self._dim(buffer, at)
@@ -159,6 +166,7 @@ class _Reader:
 
     def _number(self, index: PrimExpr) -> int:
         number = simplify(index)
+        # A position that is data would need the whole vector as one expression.
         if not isinstance(number, IntImm):
             raise CompileError(
                 f"{self.name}: its shape function reads at {number}, which is no constant"
@@ -166,12 +174,10 @@ class _Reader:
         return int(number.value)
 
     def _read(self, value: PrimExpr, stored: dict[tuple[Buffer, int], PrimExpr]) -> PrimExpr:
-        """Return an expression with elements substituted for loads; `stored` are those of
-        results.
-        """
+        """Substitute loads by element expressions; `stored` holds those of results."""
 
         def load(e: PrimExpr) -> PrimExpr:
-            """Return an element of an argument, or of a result that is computed before."""
+            """Return the expression of a loaded element."""
             if isinstance(e, ProducerLoad):
                 return self.element(e.producer, e.indices)
             if isinstance(e, BufferLoad) and e.buffer in self.sources:
@@ -183,7 +189,7 @@ class _Reader:
         return rewrite(value, load)
 
     def _scripted(self, op: ExternOp, number: int, at: tuple[PrimExpr, ...]) -> PrimExpr:
-        """Return an element of the result of statements."""
+        """Return an element computed by a hybrid script."""
         stored: dict[tuple[Buffer, int], PrimExpr] = {}
         self.sources |= dict(zip(op.input_buffers, op.inputs, strict=True))
         self._run(op.body, {}, stored)
@@ -207,14 +213,17 @@ class _Reader:
                 stored[buffer, position] = self._read(substitute(value, values), stored)
             case For(loop_var=var, min=low, extent=extent, body=inner):
                 first, count = (self._number(substitute(e, values)) for e in (low, extent))
+                # Loops are unrolled: their bounds must be constants.
                 for n in range(first, first + count):
                     self._run(inner, {**values, var: const(n, var.dtype)}, stored)
             case IfThenElse(condition=condition, then_case=yes, else_case=no):
                 test = self._read(substitute(condition, values), stored)
+                # Each branch starts from what was stored before it.
                 sides = [dict(stored), dict(stored)]
                 self._run(yes, values, sides[0])
                 if no is not None:
                     self._run(no, values, sides[1])
+                # An element that only one side sets is open, and an error if it is asked for.
                 for key in sides[0].keys() & sides[1].keys():
                     a, b = sides[0][key], sides[1][key]
                     stored[key] = a if a is b else Select(test, a, b, a.dtype)

@@ -1,4 +1,4 @@
-"""Slices with strides, which may have symbolic bounds.
+"""Strided slices with static or symbolic bounds.
 
 As NumPy's: negative bounds count from the end, and bounds beyond an axis are moved to its ends,
 which of symbols are expressions (min(n, 5)); a stride below 0 goes backwards from `begin`, which is
@@ -28,7 +28,8 @@ from ekiden.topi.slice import slice_ranges, take_ranges
 
 @node("relay.attrs.StridedSliceAttrs")
 class StridedSliceAttrs(Attrs):
-    """begin:end:stride per axis as NumPy slices; None for axes means the leading ones.
+    """Attributes of strided_slice: begin:end:stride per axis as in NumPy; axes None means the
+    leading ones.
 
     Bounds may be symbolic, strides are numbers. A bound of at least 2**30 in size means "to the
     end".
@@ -42,7 +43,7 @@ class StridedSliceAttrs(Attrs):
 
 
 def sliced(attrs: StridedSliceAttrs, shape: Shape) -> list[tuple[PrimExpr, int, PrimExpr]]:
-    """Return (first index, stride, extent) for every axis.
+    """Return the normalised (begin, stride, extent) of every axis.
 
     Raises:
         ValueError: An axis is out of range, or a stride is 0.
@@ -59,6 +60,7 @@ def _strided_slice_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _strided_slice_reference(attrs: StridedSliceAttrs, data: Array) -> Array:
     for at, (first, stride, extent) in enumerate(sliced(attrs, as_shape(data.shape))):
         begin, count = as_ints((first, extent))
+        # NumPy's slices cannot end before the first element with a negative stride.
         data = np.take(data, begin + stride * np.arange(count), axis=at)
     return data
 
@@ -104,11 +106,12 @@ def strided_slice(
     axes: Sequence[int] | None = None,
     slice_mode: str = "end",
 ) -> Call:
-    """Return a slice per axis; see StridedSliceAttrs.
+    """Slice each axis; see StridedSliceAttrs.
 
     If bounds are expressions that are no constants, the result's shape is data.
     """
     bounds = begin, end, strides
+    # One bound that is data makes all of them data.
     if any(isinstance(b, Expr) and not isinstance(b, Constant) for b in bounds):
         return _dynamic_slice(data, bounds, None if axes is None else tuple(axes), slice_mode)
     first, last, by = map(constant_of, bounds)

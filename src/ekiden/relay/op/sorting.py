@@ -1,4 +1,4 @@
-"""Sorting and searching.
+"""Sorting and searching operators.
 
 Sorts are stable, in both directions: equal elements keep their order, descending ones too. NaN is
 greater than all numbers, as in NumPy. Positions are int32 unless `dtype` says otherwise (TVM's
@@ -29,7 +29,7 @@ from ekiden.topi.dimensions import Dim, as_dim, as_ints
 
 @node("relay.attrs.ArgsortAttrs")
 class ArgsortAttrs(Attrs):
-    """The axis, the direction, and the dtype of positions."""
+    """Attributes of argsort: axis, direction, index dtype."""
 
     axis: int = -1
     is_ascend: bool = True
@@ -38,8 +38,9 @@ class ArgsortAttrs(Attrs):
 
 @node("relay.attrs.TopkAttrs")
 class TopKAttrs(Attrs):
-    """How many elements (below 1: all), along which axis, what of them ("both", "values",
-    "indices"), the direction, and the dtype of positions."""
+    """Attributes of topk: k (below 1: all), axis, ret_type ("both", "values", "indices"),
+    direction, index dtype.
+    """
 
     k: Dim = 1
     axis: int = -1
@@ -50,16 +51,17 @@ class TopKAttrs(Attrs):
 
 @node("relay.attrs.SearchSortedAttrs")
 class SearchSortedAttrs(Attrs):
-    """Whether to insert after equal elements, and the dtype of positions."""
+    """Attributes of searchsorted: insertion side and index dtype."""
 
     right: bool = False
     dtype: str = "int32"
 
 
 def _order(data: Array, axis: int, ascending: bool) -> Array:
-    """Positions in order; equal elements keep theirs, what is not a number is the largest."""
+    """Return sorting indices; the sort is stable, and NaN is the largest value."""
     if ascending:
         return np.argsort(data, axis, kind="stable")
+    # Sorted from the end, and reversed: equal elements keep their order in a descending sort.
     backwards = np.flip(np.argsort(np.flip(data, axis), axis, kind="stable"), axis)
     return np.asarray(data.shape[axis] - 1 - backwards)
 
@@ -72,6 +74,7 @@ def _topk(attrs: TopKAttrs, data: Array) -> tuple[Array, ...] | Array:
     (k,) = as_ints((attrs.k,))
     order = _order(data, attrs.axis, attrs.is_ascend)
     is_all = k < 1 and not isinstance(attrs.k, IntImm)  # a symbol that comes to 0 is 0
+    # TVM's rule: k below 1 means all elements.
     order = order.take(range(data.shape[attrs.axis] if is_all else k), attrs.axis)
     values = np.take_along_axis(data, order, attrs.axis)
     positions = order.astype(to_numpy(attrs.dtype))
@@ -81,6 +84,7 @@ def _topk(attrs: TopKAttrs, data: Array) -> tuple[Array, ...] | Array:
 def _searchsorted(attrs: SearchSortedAttrs, rows: Array, values: Array) -> Array:
     side: Literal["left", "right"] = "right" if attrs.right else "left"
     positions = np.empty(values.shape, to_numpy(attrs.dtype))
+    # One vector serves all rows of values, several serve one each.
     for at in np.ndindex(values.shape[:-1]):
         positions[at] = np.searchsorted(rows if rows.ndim == 1 else rows[at], values[at], side)
     return positions
@@ -136,7 +140,7 @@ declare(
 
 @node("relay.attrs.UniqueAttrs")
 class UniqueAttrs(Attrs):
-    """Whether the elements come in order, not as they occur, and whether counts are wanted."""
+    """Attributes of unique: whether the result is sorted, and whether counts are returned."""
 
     sorted: bool = True
     return_counts: bool = False
@@ -178,14 +182,12 @@ register_op(
 
 
 def argwhere(condition: Expr) -> Call:
-    """Return the coordinates of the elements that are not 0, in order; as many rows as
-    there are.
-    """
+    """Return the coordinates of non-zero elements, one row per element."""
     return call("argwhere", condition)
 
 
 def argwhere_padded(condition: Expr) -> Call:
-    """Return the coordinates of the elements that are not 0 and then rows of 0, and their number.
+    """Return the coordinates of non-zero elements padded with zero rows, and their number.
 
     There is one row for each element.
     """
@@ -193,7 +195,7 @@ def argwhere_padded(condition: Expr) -> Call:
 
 
 def unique(data: Expr, is_sorted: bool = True, return_counts: bool = False) -> Call:
-    """Return a tuple (distinct elements of a vector, first positions, indices, number, counts).
+    """Return (distinct elements, first indices, inverse indices, number, counts) of a vector.
 
     The indices are those of the distinct element of each element. Counts are present if asked for.
     All are padded with 0 to the length of the vector.
@@ -202,19 +204,17 @@ def unique(data: Expr, is_sorted: bool = True, return_counts: bool = False) -> C
 
 
 def sort(data: Expr, axis: int = -1, is_ascend: bool = True) -> Call:
-    """Return elements in order along an axis."""
+    """Sort along an axis."""
     return call("sort", data, attrs=ArgsortAttrs(axis, bool(is_ascend)))
 
 
 def row_ranks(data: Expr) -> Call:
-    """Return how many rows of [n, m] come before each row in order: int64 [n]; see
-    topi.row_ranks.
-    """
+    """Return the lexicographic rank of each row of [n, m]: int64 [n]; see topi.row_ranks."""
     return call("row_ranks", data)
 
 
 def argsort(data: Expr, axis: int = -1, is_ascend: bool = True, dtype: str = "int32") -> Call:
-    """Return positions of the elements in order along an axis; equal elements keep their order."""
+    """Return the indices that sort along an axis (stable)."""
     return call("argsort", data, attrs=ArgsortAttrs(axis, bool(is_ascend), dtype))
 
 
@@ -226,11 +226,12 @@ def topk(
     is_ascend: bool = False,
     dtype: str = "int32",
 ) -> Call:
-    """Return the k largest (or smallest) elements along an axis and their positions, in order."""
+    """Return the k largest (or smallest) elements along an axis and their indices, sorted."""
     if (number := constant_of(k)) is None:
         assert isinstance(k, Expr)
         attrs = DynTopKAttrs(axis, ret_type, bool(is_ascend), dtype)
         return dynamic("topk", data, k, attrs=attrs)
+    # A constant of one element stands for a number.
     number = number[0] if isinstance(number, list) else number
     return call("topk", data, attrs=TopKAttrs(number, axis, ret_type, bool(is_ascend), dtype))
 
@@ -238,9 +239,7 @@ def topk(
 def searchsorted(
     sorted_sequence: Expr, values: Expr, right: bool = False, dtype: str = "int32"
 ) -> Call:
-    """Return the positions at which to insert values to keep a vector, or each of several rows,
-    sorted.
-    """
+    """Return the insertion indices that keep a vector, or each row, sorted."""
     return call("searchsorted", sorted_sequence, values, attrs=SearchSortedAttrs(right, dtype))
 
 

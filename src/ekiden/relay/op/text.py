@@ -1,5 +1,4 @@
-"""Operators on texts, which are tensors of bytes: see ekiden.topi.text. Their kernels are compiled
-like those of numbers."""
+"""String operators on byte tensors: see ekiden.topi.text."""
 
 from __future__ import annotations
 
@@ -20,7 +19,9 @@ from ekiden.topi.text import INFINITE_SIGN, MAX_CASE_GROWTH, MAX_DIGITS, NAN_SIG
 
 @node("relay.attrs.TextSplitAttrs")
 class TextSplitAttrs(Attrs):
-    """The delimiter, empty for runs of white space, and the most cuts, below 0 for any number."""
+    """Attributes of text.split: the delimiter (empty: runs of whitespace) and maxsplit (negative:
+    unlimited).
+    """
 
     delimiter: str = ""
     maxsplit: int = -1
@@ -28,7 +29,7 @@ class TextSplitAttrs(Attrs):
 
 @node("relay.attrs.TextWrittenAttrs")
 class TextWrittenAttrs(Attrs):
-    """How many digits are significant, as C's %g has them; 0 for whole numbers."""
+    """Attributes of text.written: significant digits as in C's %g; 0 for integers."""
 
     precision: int = 0
 
@@ -47,6 +48,7 @@ def _match(attrs: Attrs | None, text: Array, moves: Array, kinds: Array, accepts
     accepted = np.zeros(len(text), np.bool_)
     for i, row in enumerate(text):
         state = 0
+        # The automaton sees the text alone, not the padding behind it.
         for byte in row[row != TEXT_END]:
             state = moves[state, kinds[byte]]
         accepted[i] = accepts[state]
@@ -60,6 +62,7 @@ def _change(
         chr(p): bytes(o[:s]).decode() for p, s, o in zip(letters, sizes, replacements, strict=True)
     }
     changed = ["".join(table.get(c, c) for c in t) for t in decode(text)]
+    # A letter may become longer: the width allows for the worst case.
     return encode(changed, text.shape[-1] * MAX_CASE_GROWTH)
 
 
@@ -87,6 +90,7 @@ def _number_parts(attrs: Attrs | None, text: Array) -> Array:
         integer, _, fraction = mantissa.partition(".")
         digits = (integer + fraction).lstrip("0")
         read_digits = digits[:MAX_DIGITS]
+        # Digits that are cut off count as a power of ten.
         power = len(digits) - len(read_digits) - len(fraction) + int(exponent or 0)
         rows.append((-1 if word.startswith("-") else 1, int(read_digits or 0), power))
     return np.array(rows, np.int64).reshape(len(text), 3)
@@ -94,6 +98,7 @@ def _number_parts(attrs: Attrs | None, text: Array) -> Array:
 
 def _whole_number(attrs: Attrs | None, text: Array) -> Array:
     numbers = [int(t.partition(".")[0] or 0) for t in decode(text)]
+    # Python's integers are reduced modulo 2**64, and read as two's complement.
     return np.array([n & (1 << 64) - 1 for n in numbers], np.uint64).view(np.int64)
 
 
@@ -112,9 +117,10 @@ def _written(attrs: TextWrittenAttrs, signs: Array, digits: Array, exponents: Ar
 
 
 def _general(value: Decimal, attrs: TextWrittenAttrs) -> str:
-    """Return a decimal as %g writes it; a float would be rounded to binary first."""
+    """Format a decimal as %g does, without rounding to binary first."""
     first = value.adjusted()
     digits = "".join(map(str, value.normalize().as_tuple().digits))
+    # C's %g switches to an exponent below 1e-4 and from the precision on.
     if first < -4 or first >= attrs.precision:
         return f"{digits[0]}{'.' if digits[1:] else ''}{digits[1:]}e{first:+03d}"
     if first < 0:
@@ -154,44 +160,42 @@ declare("text.split", ("text", "slots"),
 
 
 def concat(first: Expr, second: Expr) -> Call:
-    """Return each text followed by another; both are [n, width]."""
+    """Concatenate strings pairwise; both are [n, width]."""
     return call("text.concat", first, second)
 
 
 def find(text: Expr, keys: Expr) -> Call:
-    """Return which of the keys (distinct, sorted by their bytes) each text is: int64 [n], -1 for
-    none.
-    """
+    """Look each string up among sorted distinct keys: int64 [n], -1 if absent."""
     return call("text.find", text, keys)
 
 
 def match(text: Expr, moves: Expr, kinds: Expr, accepts: Expr) -> Call:
-    """Return whether an automaton accepts each whole text; see ekiden.topi.text.match."""
+    """Return whether an automaton accepts each whole string; see ekiden.topi.text.match."""
     return call("text.match", text, moves, kinds, accepts)
 
 
 def change_case(text: Expr, letters: Expr, sizes: Expr, others: Expr) -> Call:
-    """Return texts with letters replaced; see ekiden.topi.text.change_case."""
+    """Map letters of strings; see ekiden.topi.text.change_case."""
     return call("text.change_case", text, letters, sizes, others)
 
 
 def count_parts(text: Expr, delimiter: str = "", maxsplit: int = -1) -> Call:
-    """Return into how many pieces each text is cut: int64 [n]."""
+    """Return the number of pieces each string splits into: int64 [n]."""
     return call("text.count_parts", text, attrs=TextSplitAttrs(delimiter, maxsplit))
 
 
 def split(text: Expr, slots: Expr, delimiter: str = "", maxsplit: int = -1) -> Call:
-    """Return the pieces of each text [n, slots, width]; `slots` is a vector of that length."""
+    """Split each string into [n, slots, width]; the vector `slots` has the length of that axis."""
     return call("text.split", text, slots, attrs=TextSplitAttrs(delimiter, maxsplit))
 
 
 def whole_number(text: Expr) -> Call:
-    """Return each text as a whole number: int64 [n], modulo 2**64."""
+    """Parse each string as an integer: int64 [n], modulo 2**64."""
     return call("text.whole_number", text)
 
 
 def number_parts(text: Expr) -> Call:
-    """Return sign, digits and exponent of the number that each text is.
+    """Parse each string as a decimal number; return sign, digits and exponent.
 
     See ekiden.topi.text.number_parts.
     """
@@ -199,7 +203,7 @@ def number_parts(text: Expr) -> Call:
 
 
 def written(signs: Expr, digits: Expr, exponents: Expr, precision: int = 0) -> Call:
-    """Return numbers as texts; see ekiden.topi.text.written."""
+    """Format numbers as strings; see ekiden.topi.text.written."""
     return call("text.written", signs, digits, exponents, attrs=TextWrittenAttrs(precision))
 
 

@@ -1,4 +1,4 @@
-"""Operators that move elements: transposes, joins and splits, slices, repetition, layouts.
+"""Data movement operators: transpose, broadcast_to, tile, repeat, reverse, layout_transform.
 
     transpose(x, p)[i] = x at j with j[p[k]] = i[k]:      result axis k is axis p[k] of the data
     tile(x, r)    whole copies side by side;   repeat(x, r, axis)    each element r times
@@ -42,13 +42,13 @@ from ekiden.topi.layout import transform_array, transform_shape
 
 @node("relay.attrs.TransposeAttrs")
 class TransposeAttrs(Attrs):
-    """Which input axis each result axis is; None reverses them."""
+    """Attributes of transpose: the permutation; None reverses the axes."""
 
     axes: tuple[int, ...] | None = None
 
 
 def transposed_axes(attrs: TransposeAttrs, rank: int) -> tuple[int, ...]:
-    """Return the permutation, counted from the front.
+    """Return the permutation with non-negative axes.
 
     Raises:
         ValueError: The axes are no permutation.
@@ -63,6 +63,7 @@ def transposed_axes(attrs: TransposeAttrs, rank: int) -> tuple[int, ...]:
 
 def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("transpose", types, 1)
+    # Negative axes are counted from the front once, so that kernels need not.
     axes = attempt("transpose", transposed_axes, attrs_of(TransposeAttrs, attrs), len(data.shape))
     return TensorType(tuple(data.shape[a] for a in axes), data.dtype)
 
@@ -86,13 +87,13 @@ register_op(
 
 
 def transpose(data: Expr, axes: Sequence[int] | None = None) -> Call:
-    """Return `data` with its axes permuted."""
+    """Permute the axes of `data`."""
     return call("transpose", data, attrs=TransposeAttrs(None if axes is None else tuple(axes)))
 
 
 @node("relay.attrs.BroadcastAttrs")
 class BroadcastAttrs(Attrs):
-    """The shape to broadcast to."""
+    """Attributes of broadcast_to: the target shape."""
 
     shape: Dims = ()
 
@@ -122,7 +123,7 @@ register_op(
 
 
 def broadcast_to(data: Expr, shape: Sequence[Dim] | Expr) -> Call:
-    """Return `data` repeated along axes of extent 1 and new leading axes."""
+    """Broadcast `data` to a shape."""
     if (constant_shape := constant_of(shape)) is None:
         assert isinstance(shape, Expr)
         return dynamic("broadcast_to", data, shape, attrs=DynamicAttrs())
@@ -131,7 +132,7 @@ def broadcast_to(data: Expr, shape: Sequence[Dim] | Expr) -> Call:
 
 @node("relay.attrs.TileAttrs")
 class TileAttrs(Attrs):
-    """How often to repeat along each axis, aligned at the last one."""
+    """Attributes of tile: repetitions per axis, aligned at the last one."""
 
     reps: Dims = ()
 
@@ -141,6 +142,7 @@ def _tile_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     reps = as_shape(attrs_of(TileAttrs, attrs).reps)
     rank = max(len(reps), len(data.shape))
     one = as_dim(1)
+    # NumPy's rule: the shorter of both is filled up with ones in front.
     shape = (one,) * (rank - len(data.shape)) + data.shape
     times = (one,) * (rank - len(reps)) + reps
     return TensorType(
@@ -165,7 +167,7 @@ register_op(
 
 
 def tile(data: Expr, reps: Sequence[Dim] | Expr) -> Call:
-    """Return `data` repeated as one block along each axis."""
+    """Repeat `data` as a whole along each axis."""
     if (times := constant_of(reps)) is None:
         assert isinstance(reps, Expr)
         return dynamic("tile", data, reps, attrs=DynamicAttrs())
@@ -174,7 +176,7 @@ def tile(data: Expr, reps: Sequence[Dim] | Expr) -> Call:
 
 @node("relay.attrs.RepeatAttrs")
 class RepeatAttrs(Attrs):
-    """How often each element is repeated along the axis."""
+    """Attributes of repeat: repetitions of each element, and the axis."""
 
     repeats: int = 1
     axis: int = 0
@@ -209,13 +211,13 @@ register_op(
 
 
 def repeat(data: Expr, repeats: int, axis: int) -> Call:
-    """Return each element repeated along an axis."""
+    """Repeat each element along an axis."""
     return call("repeat", data, attrs=RepeatAttrs(repeats, axis))
 
 
 @node("relay.attrs.ReverseAttrs")
 class ReverseAttrs(Attrs):
-    """The axes to reverse."""
+    """Attributes of reverse: the axes."""
 
     axis: tuple[int, ...] = (0,)
 
@@ -245,13 +247,13 @@ register_op(
 
 
 def reverse(data: Expr, axis: int | Sequence[int]) -> Call:
-    """Return `data` backwards along axes."""
+    """Reverse `data` along axes."""
     return call("reverse", data, attrs=ReverseAttrs(axes_attr(axis) or ()))
 
 
 @node("relay.attrs.LayoutTransformAttrs")
 class LayoutTransformAttrs(Attrs):
-    """Layout strings: NCHW, NHWC, NCHW16c."""
+    """Attributes of layout_transform: source and target layouts such as NCHW and NCHW16c."""
 
     src_layout: str = "NCHW"
     dst_layout: str = "NCHW"
@@ -284,7 +286,7 @@ register_op(
 
 
 def layout_transform(data: Expr, src_layout: str, dst_layout: str) -> Call:
-    """Return `data` from one layout to another; an inner factor must divide its axis."""
+    """Transform `data` between layouts; a block factor must divide its axis."""
     return call("layout_transform", data, attrs=LayoutTransformAttrs(src_layout, dst_layout))
 
 

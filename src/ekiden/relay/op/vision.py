@@ -1,5 +1,4 @@
-"""Operators of detection: boxes, anchors, regions. Where the number of boxes that stay is data, the
-result is padded and says how many count."""
+"""Object detection operators: box filtering, NMS, anchors, ROI pooling."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ Floats = tuple[float, ...]
 
 @node("relay.attrs.GetValidCountsAttrs")
 class GetValidCountsAttrs(Attrs):
-    """The fields of a box that hold its class (below 0: none) and score."""
+    """Attributes of get_valid_counts: indices of class (negative: none) and score in a box."""
 
     id_index: int = 0
     score_index: int = 1
@@ -27,7 +26,7 @@ class GetValidCountsAttrs(Attrs):
 
 @node("relay.attrs.NonMaximumSuppressionAttrs")
 class NonMaximumSuppressionAttrs(Attrs):
-    """Whether classes suppress each other, how many boxes compete, and what the fields mean."""
+    """Attributes of non_max_suppression: suppression across classes, top_k, field indices."""
 
     force_suppress: bool = False
     top_k: int = -1
@@ -40,14 +39,14 @@ class NonMaximumSuppressionAttrs(Attrs):
 
 @node("relay.attrs.AllClassNonMaximumSuppressionAttrs")
 class AllClassNonMaximumSuppressionAttrs(Attrs):
-    """The form of the result: "onnx" or "tensorflow"."""
+    """Attributes of all_class_non_max_suppression: output format "onnx" or "tensorflow"."""
 
     output_format: str = "onnx"
 
 
 @node("relay.attrs.MultiBoxPriorAttrs")
 class MultiBoxPriorAttrs(Attrs):
-    """Sizes and ratios of anchors, steps and offsets of pixels, and whether to clip."""
+    """Attributes of multibox_prior: anchor sizes and ratios, steps, offsets, clip."""
 
     sizes: Floats = (1.0,)
     ratios: Floats = (1.0,)
@@ -58,7 +57,7 @@ class MultiBoxPriorAttrs(Attrs):
 
 @node("relay.attrs.MultiBoxTransformLocAttrs")
 class MultiBoxTransformLocAttrs(Attrs):
-    """Whether to clip to the image, the lowest score, and the variances of moves."""
+    """Attributes of multibox_transform_loc: clip, score threshold, variances, background class."""
 
     clip: bool = True
     threshold: float = 0.01
@@ -68,7 +67,7 @@ class MultiBoxTransformLocAttrs(Attrs):
 
 @node("relay.attrs.ROIAlignAttrs")
 class ROIAlignAttrs(WindowAttrs):
-    """The extents of the result, the scale of regions, samples per bin, layout and mode."""
+    """Attributes of roi_align: pooled size, spatial scale, sampling ratio, layout, mode."""
 
     pooled_size: tuple[int, ...] = (1, 1)
     spatial_scale: float = 1.0
@@ -80,7 +79,7 @@ class ROIAlignAttrs(WindowAttrs):
 
 @node("relay.attrs.ROIPoolAttrs")
 class ROIPoolAttrs(WindowAttrs):
-    """The extents of the result and the scale of regions; the layout is NCHW."""
+    """Attributes of roi_pool: pooled size and spatial scale; the layout is NCHW."""
 
     pooled_size: tuple[int, ...] = (1, 1)
     spatial_scale: float = 1.0
@@ -89,7 +88,7 @@ class ROIPoolAttrs(WindowAttrs):
 
 @node("relay.attrs.ProposalAttrs")
 class ProposalAttrs(Attrs):
-    """Anchors, overlap that suppresses, and how many boxes go in and come out."""
+    """Attributes of proposal: anchors, NMS threshold, numbers of boxes before and after NMS."""
 
     scales: Floats = ()
     ratios: Floats = ()
@@ -103,7 +102,7 @@ class ProposalAttrs(Attrs):
 
 @node("relay.attrs.YoloReorgAttrs")
 class YoloReorgAttrs(Attrs):
-    """The distance of pixels that become channels."""
+    """Attributes of yolo_reorg: the stride."""
 
     stride: int = 1
 
@@ -242,8 +241,7 @@ def _number(value: Expr | float, dtype: str) -> Expr:
 def get_valid_counts(
     data: Expr, score_threshold: Expr | float, id_index: int = 0, score_index: int = 1
 ) -> Call:
-    """Return a tuple: the number of boxes with a score above the threshold, the boxes, their
-    positions.
+    """Return the number of boxes above the score threshold, the boxes and their indices.
 
     The boxes that count come first in each batch; the positions are those that they had.
     """
@@ -265,7 +263,7 @@ def non_max_suppression(
     return_indices: bool = True,
     invalid_to_bottom: bool = False,
 ) -> Call:
-    """Return remaining boxes, from highest score, where overlapping ones suppress each other."""
+    """Return the boxes that survive greedy non-maximum suppression, by descending score."""
     attrs = NonMaximumSuppressionAttrs(
         force_suppress, top_k, coord_start, score_index, id_index, return_indices, invalid_to_bottom
     )
@@ -282,7 +280,7 @@ def all_class_non_max_suppression(
     score_threshold: Expr | float = -1.0,
     output_format: str = "onnx",
 ) -> Call:
-    """Return, per class, the boxes with the highest scores that do not overlap."""
+    """Return the boxes that survive non-maximum suppression per class."""
     attrs = AllClassNonMaximumSuppressionAttrs(output_format)
     bounds = (_number(v, "float32") for v in (iou_threshold, score_threshold))
     max_boxes = _number(max_output_boxes_per_class, "int64")
@@ -298,7 +296,7 @@ def multibox_prior(
     offsets: Sequence[float] = (0.5, 0.5),
     clip: bool = False,
 ) -> Call:
-    """Return anchor boxes around every pixel."""
+    """Return SSD prior (anchor) boxes around every pixel."""
     size, ratio, step, offset = (tuple(map(float, v)) for v in (sizes, ratios, steps, offsets))
     attrs = MultiBoxPriorAttrs(size, ratio, step, offset, clip)
     return call("vision.multibox_prior", data, attrs=attrs)
@@ -313,7 +311,7 @@ def multibox_transform_loc(
     variances: Sequence[float] = (0.1, 0.1, 0.2, 0.2),
     keep_background: bool = False,
 ) -> Call:
-    """Return class, score and box of the anchors that show something, and their number."""
+    """Decode SSD predictions: class, score and box of detections, and their number."""
     attrs = MultiBoxTransformLocAttrs(clip, threshold, tuple(variances), keep_background)
     return call("vision.multibox_transform_loc", cls_prob, loc_pred, anchor, attrs=attrs)
 
@@ -328,7 +326,7 @@ def roi_align(
     mode: str = "avg",
     aligned: bool = False,
 ) -> Call:
-    """Return regions sampled between pixels, at one size."""
+    """Pool regions by bilinear sampling (ROI align)."""
     size = tuple(pooled_size)
     attrs = ROIAlignAttrs(size, spatial_scale, sample_ratio, layout, mode, aligned)
     return call("vision.roi_align", data, rois, attrs=attrs)
@@ -337,7 +335,7 @@ def roi_align(
 def roi_pool(
     data: Expr, rois: Expr, pooled_size: Sequence[int], spatial_scale: float, layout: str = "NCHW"
 ) -> Call:
-    """Return the maxima of bins of regions, at one size."""
+    """Pool regions by the maximum of their bins (ROI pooling)."""
     attrs = ROIPoolAttrs(tuple(pooled_size), spatial_scale, layout)
     return call("vision.roi_pool", data, rois, attrs=attrs)
 
@@ -355,7 +353,7 @@ def proposal(
     rpn_min_size: int,
     iou_loss: bool,
 ) -> Call:
-    """Return regions for the second stage of a detector."""
+    """Return region proposals of a two-stage detector (Faster R-CNN)."""
     attrs = ProposalAttrs(
         tuple(map(float, scales)), tuple(map(float, ratios)), feature_stride, threshold,
         rpn_pre_nms_top_n, rpn_post_nms_top_n, rpn_min_size, iou_loss,
@@ -364,7 +362,7 @@ def proposal(
 
 
 def yolo_reorg(data: Expr, stride: int) -> Call:
-    """Return pixels `stride` apart as channels, in Darknet's order."""
+    """Rearrange pixels `stride` apart into channels, in Darknet's order."""
     return call("vision.yolo_reorg", data, attrs=YoloReorgAttrs(stride))
 
 

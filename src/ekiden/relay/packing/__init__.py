@@ -1,5 +1,6 @@
-"""How operators are rewritten so that their weights lie as kernels read them: what AlterOpLayout
-looks up. One file per family of operators; a rule gives the call itself where it has nothing to do.
+"""Weight packing rules: rewrite operators so that their weights have the layout kernels read, for
+AlterOpLayout. One file per family of operators; a rule gives the call itself where it has
+nothing to do.
 """
 
 from __future__ import annotations
@@ -29,12 +30,10 @@ FLOAT = ("float32", "float32", "float32")
 
 
 def _in_turn(pack: Callable[[Call, Target], Call]) -> Pack:
-    """Return a rule whose result may be a dense layer, which has a rule of its own."""
+    """Return a rule whose resulting dense layer is packed by its own rule."""
 
     def packed(call: Call, target: Target) -> RelayExpr:
-        """Return the result of the rule, packed again by its own rule, unless the call is
-        unchanged.
-        """
+        """Apply the rule, then the rule of its result, unless the call is unchanged."""
         result = pack(call, target)
         rule = rule_of(result)
         return result if rule is None or result is call else rule(result, target)
@@ -68,8 +67,7 @@ def _blocks(call: Call, target: Target) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A rule, and whether it also packs weights that are no constants, at run time: that costs
-    little beside a convolution."""
+    """Packing rule, and whether it also packs weights computed at run time."""
 
     pack: Pack
     computed: bool = False
@@ -110,13 +108,13 @@ READERS: Mapping[str, tuple[int, Share]] = {"nn.take_blocks": (0, _taken)}
 
 
 def reader_of(call: Call) -> tuple[RelayExpr, Share] | None:
-    """Return the weight of a call that reads one, with its rule, or None."""
+    """Return the weight that a call reads besides products, with its sharing rule, or None."""
     entry = READERS.get(getattr(call.op, "name", ""))
     return None if entry is None else (call.args[entry[0]], entry[1])
 
 
 def rule_of(call: Call) -> Pack | None:
-    """Return the rule for a call, if there is one."""
+    """Return the packing rule of a call, or None."""
     name = getattr(call.op, "name", "")
     if name == "nn.recurrent":
         return recurrent.recurrent

@@ -1,8 +1,8 @@
-"""Products with weights in blocks as a target computes them.
+"""Packing of block-quantised weights.
 
-nn.dense_blocks(%x, W), bytes multiplied  ->  nn.contrib_dense_blocks_pack(%x, packed W)
-... elsewhere                             ->  nn.dense(%x, W as numbers)
-nn.take_blocks(W, %i) beside the first     ->  nn.contrib_take_blocks_pack(packed W, %i)
+nn.dense_blocks(%x, W), bytes multiplied  ->  nn.contrib_dense_blocks_pack(%x, packed W) ...
+elsewhere                             ->  nn.dense(%x, W as numbers) nn.take_blocks(W, %i) beside
+the first     ->  nn.contrib_take_blocks_pack(packed W, %i)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FAMILY = "dense_blocks_pack"
 
 
 def dense_blocks(call: Call, target: Target) -> Call:
-    """Return the product in operators of which the target has kernels.
+    """Rewrite a block-quantised product to operators with kernels on the target.
 
     It is the call itself if its weight is computed, or its depth unknown.
     """
@@ -48,7 +48,7 @@ def dense_blocks(call: Call, target: Target) -> Call:
 
 
 def take_blocks(call: Call, product: Call) -> Call:
-    """Return the rows of a weight read from its packed form in a product.
+    """Read rows of a weight from the packed form of a product.
 
     A table of tokens that is also a decoder's last layer is thus in memory once. The call itself is
     returned if the formats differ.

@@ -1,4 +1,4 @@
-"""What the rules of this folder ask of expressions and of families of kernels."""
+"""Helpers of packing rules: static shapes, panel widths, decision names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ekiden.target import Target
 
 
 def dtype_of(expr: RelayExpr) -> str:
-    """Return the dtype of a tensor, or "" for any other expression."""
+    """Return a tensor's dtype, or "" for other expressions."""
     kind = expr.checked_type
     return kind.dtype if isinstance(kind, TensorType) else ""
 
 
 def known_shape(expr: RelayExpr) -> tuple[int, ...] | None:
-    """Return the shape of a tensor, if all of it is known."""
+    """Return a tensor's static shape, or None."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     extents = tuple(d.value for d in kind.shape if isinstance(d, IntImm))
@@ -26,8 +26,8 @@ def known_shape(expr: RelayExpr) -> tuple[int, ...] | None:
 
 
 def rows_of(expr: RelayExpr, first: int = 0) -> int | None:
-    """Return how many rows a tensor has over its last axis, from axis `first` on, if that
-    is known.
+    """Return the number of rows over the last axis, counted from axis `first`, or None if
+    dynamic.
     """
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
@@ -40,7 +40,7 @@ def rows_of(expr: RelayExpr, first: int = 0) -> int | None:
 
 
 def last_dim(expr: RelayExpr) -> int | None:
-    """Return the last dimension of a tensor, if it is known."""
+    """Return a tensor's static last dimension, or None."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
     last = kind.shape[-1]
@@ -48,7 +48,7 @@ def last_dim(expr: RelayExpr) -> int | None:
 
 
 def panel_width(family: str, product: Product, target: Target, call: Call) -> int:
-    """Return the columns of a panel of a call's weight that a family of kernels needs.
+    """Return the panel width in columns that a kernel family requires for a call's weight.
 
     Raises:
         CompileError: A decision for it is not valid.
@@ -57,7 +57,5 @@ def panel_width(family: str, product: Product, target: Target, call: Call) -> in
 
 
 def names_of(family: str, call: Call) -> tuple[str, ...]:
-    """Return the names by which decisions about a call's weight are made: the family and
-    the node.
-    """
+    """Return the names under which decisions about a call's weight are made: family and node."""
     return (family, str(call.span)) if call.span else (family,)

@@ -1,4 +1,4 @@
-"""Convolutions and transposed ones: weights in panels.
+"""Packing of convolution weights into panels; Winograd, pointwise and depthwise forms.
 
 nn.conv2d(%x, W, NHWC, OIHW)          ->  nn.conv2d(%x, packed W, NHWC, OHWI64o)
 nn.conv2d(%x u8, W s8, NHWC, OIHW)    ->  kernel layout OHWI64o4i: four channels side by side
@@ -58,7 +58,7 @@ PLAIN_TRANSPOSED = (("NHWC", "IOHW"), ("NDHWC", "IODHW"))
 
 
 def conv_words(call: Call, target: Target) -> RelayExpr:
-    """Return a convolution of uint8 and int8, or of bfloat16, with a packed weight.
+    """Pack the weight of a uint8/int8 or bfloat16 convolution.
 
     A border is added before, as zeros.
     """
@@ -91,6 +91,7 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
     m = _winograd_bytes_tile(call, attrs, target) if dtype == "uint8" else 0
     if m:
         return _winograd(call, attrs, m, target, BYTES)
+    # Words are read whole: channels are filled up, and the border exists in memory.
     if missing or any(attrs.padding):
         top, left_pad, bottom, right = attrs.padding
         widths = (none, (top, bottom), (left_pad, right), (0, missing))
@@ -112,7 +113,7 @@ def conv_words(call: Call, target: Target) -> RelayExpr:
 
 
 def _as_dense(call: Call, weight: Constant) -> Call:
-    """Return a pointwise convolution as the dense layer over all pixels."""
+    """Rewrite a pointwise convolution as a dense layer over all pixels."""
     channels, depth = weight.data.shape[:2]
     flat = infer_here(Constant(weight.data.reshape(channels, depth), span=weight.span))
     product = op.nn.dense(call.args[0], flat, channels, out_dtype=dtype_of(call))
@@ -122,12 +123,13 @@ def _as_dense(call: Call, weight: Constant) -> Call:
 
 
 def _of_windows(call: Call, attrs: Conv2DAttrs, weight: Constant, step: int) -> Call:
-    """Return a convolution of few channels as a pointwise one of the windows of its data.
+    """Rewrite a convolution of few channels as a pointwise one over im2col windows.
 
     Words of one channel would be zeros by half and more.
     """
     top, left_pad, bottom, right = attrs.padding
     channels, depth, *kernel = weight.data.shape
+    # Channels fastest, as the windows of NHWC data have them.
     size, none = depth * math.prod(kernel), (0, 0)
     missing = (0, -size % step)
     zero, data = infer_here(Constant(np.zeros((), np.uint8))), call.args[0]
@@ -154,9 +156,9 @@ def _winograd_tile(
     kind: Arithmetic = FLOATS,
     sides: Collection[int] = tuple(INTERPOLATION_POINTS),
 ) -> int:
-    """Return the side of output tiles, one of `sides`, if the convolution is to be done by
-    Winograd's method, whose weights take up to four times the memory (of bytes eight times); else
-    0."""
+    """Return the Winograd output tile size from `sides` if the method pays, else 0; its weights
+    take up to four times the memory (int8: eight).
+    """
     weight, result = call.args[1], call.checked_type
     assert isinstance(weight, Constant)
     out, channels, *kernel = weight.data.shape
@@ -170,14 +172,16 @@ def _winograd_tile(
     assert isinstance(result, TensorType)
     sizes = [d.value for d in result.shape if isinstance(d, IntImm)]
     n, height, width, *_ = (*sizes, 0, 0, 0)
+    # Of an image of unknown size the tile is chosen for the method alone.
     image = (n, height, width) if len(sizes) == len(result.shape) else None
     fixed = overrides_for(names_of(WINOGRAD, call))
     return tile_side(image, (channels, out), target, fixed, kind, sides)
 
 
 def _winograd_bytes_tile(call: Call, attrs: Conv2DAttrs, target: Target) -> int:
-    """Return the same for bytes: a side for which the method has all sums; 0 where the target has
-    no products of int16."""
+    """Return the int8 Winograd tile size whose sums fit, or 0; needs int16 products on the
+    target.
+    """
     weight = call.args[1]
     assert isinstance(weight, Constant)
     if not target.has(DOT_OF[BYTES.dtype]):
@@ -202,7 +206,7 @@ def _winograd(
 
 
 def _with_plain_weight(call: Call, pair: str) -> Call:
-    """Return a convolution with its weight in the order `pair` (of channels), then the window.
+    """Return a convolution with its weight transposed to channels `pair`, then window.
 
     Only weights in another order without tiles are changed.
     """
@@ -219,7 +223,7 @@ def _with_plain_weight(call: Call, pair: str) -> Call:
 
 
 def conv(call: Call, target: Target) -> RelayExpr:
-    """Return a float32 convolution by Winograd's method, depthwise, or with packed weights."""
+    """Pack a float32 convolution: Winograd, depthwise or panels."""
     call = _with_plain_weight(call, "OI")
     attrs, weight = call.attrs, call.args[1]
     assert isinstance(attrs, Conv2DAttrs | Conv3DAttrs)
@@ -249,7 +253,7 @@ def conv(call: Call, target: Target) -> RelayExpr:
 def _is_one_panel(
     attrs: ConvTransposeAttrs, channels: int, kernel: Sequence[int], target: Target
 ) -> bool:
-    """Return whether kernels/cpu/upsample.py serves a transposed convolution."""
+    """Return whether kernels/cpu/upsample.py supports a transposed convolution."""
     cuts = any(attrs.padding) or any(attrs.output_padding)
     plain = attrs.groups == 1 and set(attrs.dilation) == {1} and not cuts
     fits = plain and len(kernel) == 2 and tuple(kernel) == attrs.strides
@@ -257,8 +261,8 @@ def _is_one_panel(
 
 
 def _as_conv(call: Call, attrs: ConvTransposeAttrs, weight: Constant) -> Call | None:
-    """Return a transposed convolution without strides as a convolution, unless that would cut off
-    data.
+    """Rewrite a transposed convolution of unit stride as a convolution, or return None where it
+    would crop.
     """
     kernel = weight.data.shape[2:]
     reach = [(k - 1) * d for k, d in zip(kernel, attrs.dilation, strict=True)]
@@ -283,7 +287,7 @@ def _as_conv(call: Call, attrs: ConvTransposeAttrs, weight: Constant) -> Call | 
 
 
 def conv_transpose(call: Call, target: Target) -> RelayExpr:
-    """Return a transposed convolution with packed weights, or depthwise HWIO.
+    """Pack a transposed convolution's weight, or rewrite it as depthwise HWIO.
 
     It stays as it is where all taps together are one panel (kernels/cpu/upsample.py).
     """
@@ -322,7 +326,7 @@ def conv_transpose(call: Call, target: Target) -> RelayExpr:
 
 
 def depthwise_bytes(call: Call, target: Target) -> RelayExpr:
-    """Return a convolution of bytes and float32, packed if the depthwise kernel takes it."""
+    """Pack an int8 or float32 convolution if the depthwise kernel supports it."""
     attrs = call.attrs
     assert isinstance(attrs, Conv2DAttrs)
     return conv(call, target) if attrs.groups == attrs.channels == last_dim(call) else call

@@ -1,4 +1,4 @@
-"""Dense layers: weights in panels.
+"""Packing of dense weights into panels.
 
 nn.dense(%x, W)                       ->  nn.contrib_dense_pack(%x, packed W, units=N, tile=64)
 nn.dense(%x u8, W s8)                 ->  the same with four bytes of a row side by side, made so
@@ -34,7 +34,7 @@ FAMILY = "dense_pack"
 
 
 def dense(call: Call, target: Target) -> RelayExpr:
-    """Return a float32 layer with a packed weight."""
+    """Pack the weight of a float32 dense layer."""
     weight = call.args[1]
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
@@ -47,7 +47,7 @@ def dense(call: Call, target: Target) -> RelayExpr:
 
 
 def dense_words(call: Call, target: Target) -> RelayExpr:
-    """Return a layer of bytes or bfloat16 with a weight in words of neighbours in k."""
+    """Pack the weight of an int8 or bfloat16 dense layer into dot-product words along k."""
     data, weight = call.args
     assert isinstance(weight, Constant)
     units, depth = weight.data.shape
@@ -76,7 +76,7 @@ def dense_words(call: Call, target: Target) -> RelayExpr:
 
 
 def batch_words(call: Call, target: Target) -> RelayExpr:
-    """Return a batch of products of bytes with matrices that a run computes, packed there.
+    """Pack the right operand of an int8 batch_matmul at run time.
 
     It is the call itself if their sizes are not known.
     """
@@ -111,7 +111,7 @@ def batch_words(call: Call, target: Target) -> RelayExpr:
 def _narrow(
     call: Call, weight: Array, product: Product, target: Target
 ) -> tuple[int, Array, Array] | None:
-    """Return (columns of a panel, words, word indices) of a weight, or None.
+    """Return (panel width, words, word indices) for a weight, or None.
 
     Sums of two products fit int16 with it; None means that this is not faster.
     """

@@ -1,4 +1,4 @@
-"""Products with weights of four bits as a target computes them.
+"""Packing of int4 dense weights.
 
 nn.contrib_dense_nibbles(%x, W, S, P), bytes multiplied  ->
     %q, %step, %total = %x rounded to bytes for each block, of what a step is, their sum
@@ -25,7 +25,7 @@ LEVELS = 127.0
 
 
 def dense_nibbles(call: Call, target: Target) -> Call:
-    """Return the product in operators of which the target has kernels.
+    """Rewrite an int4 product to operators with kernels on the target.
 
     It is the call itself if its weight is computed, or its depth unknown.
     """
@@ -52,7 +52,7 @@ def dense_nibbles(call: Call, target: Target) -> Call:
 
 
 def _rounded(data: Expr, rank: int, depth: int, block: int) -> tuple[Expr, Expr, Expr]:
-    """Return data as bytes, the step of each block, and the sum of its bytes."""
+    """Quantise data to int8 per block: return the data, the scale and the sum of each block."""
     same, missing = (0,) * (rank - 1), -depth % block
     if missing:
         data = op.nn.pad(data, (*((0, 0) for _ in same), (0, missing)))

@@ -1,4 +1,4 @@
-"""Recurrent layers: weights in panels of hidden units, with those of all gates side by side.
+"""Packing of recurrent weights: panels of hidden units, all gates interleaved.
 
 nn.recurrent((%x, W, ...))            ->  nn.recurrent((%x, packed W, ...))
 nn.recurrent((%x, W s8, ...))         ->  nn.recurrent((%x, packed W, ..., places)), so that sums of
@@ -21,7 +21,7 @@ from ekiden.target import Target
 
 
 def recurrent(call: Call, target: Target) -> RelayExpr:
-    """Return a recurrent layer with its weight packed, if that is a constant."""
+    """Pack the constant weight of a recurrent layer."""
     operands, attrs = call.args[0], call.attrs
     assert isinstance(attrs, RecurrentAttrs)
     if not isinstance(operands, Tuple):

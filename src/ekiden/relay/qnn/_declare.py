@@ -1,4 +1,4 @@
-"""What the declarations of the dialect share.
+"""Helpers shared by the declarations of qnn operators.
 
 A quantised tensor stands for scale * (integers - zero_point); its scale (float32) and zero point
 (int32) are arguments of their own, scalars or, where a tensor has one of each per channel, vectors
@@ -45,7 +45,7 @@ def declare(
     result: str = "as data",
     quantizes: str = "",
 ) -> None:
-    """Declare one row of the dialect.
+    """Declare one qnn operator.
 
     No pass but `qnn.transform.CanonicalizeOps` knows the operators, and none remains after it.
 
@@ -60,6 +60,7 @@ def declare(
         quantizes: See OpDef; the columns `macs`, `weight_layouts` and `borders` are those of that
             operator.
     """
+    # Passes treat a quantized operator as its float counterpart where these columns say so.
     real = OPS[quantizes] if quantizes else None
     register_op(
         OpDef(
@@ -80,7 +81,7 @@ def declare(
     def legalize(
         call_attrs: Attrs | None, inputs: Sequence[RelayExpr], types: Sequence[Type]
     ) -> RelayExpr:
-        """Return the expansion in operators of relay, under the signature of TVM's FTVMLegalize."""
+        """Expand the call into Relay operators, with the signature of TVM's FTVMLegalize."""
         return expand(call_attrs, inputs, types)
 
     register_legalize(name, legalize, TABLE)
@@ -96,12 +97,13 @@ def _as_parameter(arg: Expr, what: str) -> Expr:
     kind = PARAMETER_DTYPES.get(str(arg.data.dtype))
     if kind is None and arg.data.shape != (1,):
         return arg
+    # TVM's frontends make scales with NumPy's default types.
     array = arg.data if kind is None else arg.data.astype(kind)
     return Constant(array.reshape(()) if array.shape == (1,) else array, span=arg.span)
 
 
 def call(name: str, *args: Expr, attrs: Attrs | None = None) -> Call:
-    """Return a call of an operator of the dialect.
+    """Build a call of a qnn operator.
 
     Scales and zero points that are constants of NumPy's default types are converted to those of the
     dialect, and vectors of one element to scalars.
@@ -111,18 +113,18 @@ def call(name: str, *args: Expr, attrs: Attrs | None = None) -> Call:
 
 
 def limits(dtype: str) -> tuple[int, int]:
-    """Return the least and the greatest integer of a dtype."""
+    """Return the smallest and the largest integer of a dtype."""
     info = np.iinfo(dtype)
     return int(info.min), int(info.max)
 
 
 def saturated(values: Array, dtype: str) -> Array:
-    """Return integers limited to the range of a dtype."""
+    """Saturate integers to the range of a dtype."""
     return np.clip(values, *limits(dtype)).astype(dtype)
 
 
 def dtype_of(name: str, kind: TensorType, allowed: Sequence[str], what: str) -> str:
-    """Return the dtype of an argument, which must be one of `allowed`.
+    """Check that an argument's dtype is one of `allowed`, and return it.
 
     Raises:
         TypeInferenceError: It is none of them.
@@ -134,7 +136,7 @@ def dtype_of(name: str, kind: TensorType, allowed: Sequence[str], what: str) -> 
 
 
 def check_parameter(name: str, kind: TensorType, what: str, dim: PrimExpr | None = None) -> None:
-    """Check a scale or zero point: a scalar, or a vector of `dim` elements if that is not None."""
+    """Check a scale or zero point: a scalar, or a vector of `dim` elements if given."""
     dtype = "float32" if what.endswith("scale") else "int32"
     if kind.dtype != dtype:
         fail(name, f"{what!r} must be {dtype}, got {kind.dtype}")
@@ -148,16 +150,19 @@ def check_parameter(name: str, kind: TensorType, what: str, dim: PrimExpr | None
 
 
 def axis_dim(name: str, kind: TensorType, axis: int, parameters: Sequence[TensorType]) -> PrimExpr:
-    """Return the extent of the axis that parameters run along; of a scalar 1, as in TVM."""
+    """Return the extent of the axis of per-axis parameters; 1 for scalars, as in TVM."""
     rank = max(len(kind.shape), 1)
     if any(p.shape for p in parameters) and not -rank <= axis < rank:
         fail(name, f"axis {axis} is out of range for {len(kind.shape)} dimensions")
+    # Scalars need no axis: one that is out of range only matters beside vectors.
     from_end = axis % rank if -rank <= axis < rank else 0
     return kind.shape[from_end] if kind.shape else as_dim(1)
 
 
 def told_by(name: str, kind: TensorType, axis: int, parameters: Sequence[TensorType]) -> TensorType:
-    """Return the type of data with the extent along `axis` taken from vectors of parameters."""
+    """Unify the data's extent along `axis` with the length of parameter vectors, and return the
+    data's type.
+    """
     vectors = [p.shape[0] for p in parameters if p.shape]
     if not vectors or not kind.shape:
         return kind
@@ -167,47 +172,46 @@ def told_by(name: str, kind: TensorType, axis: int, parameters: Sequence[TensorT
 
 
 def tensor(kind: Type) -> TensorType:
-    """Return a type that is known to be a tensor's."""
+    """Return a type as the tensor type it is known to be."""
     assert isinstance(kind, TensorType), kind
     return kind
 
 
 def fields(name: str, kind: Type, what: str) -> tuple[TensorType, ...]:
-    """Return the types of a tuple of tensors."""
+    """Return the tensor types of a tuple type."""
     if not isinstance(kind, TupleType):
         fail(name, f"{what!r} must be a tuple of tensors")
     return tensors(name, kind.fields)
 
 
 def along(parameter: Expr, kind: Type, rank: int, axis: int) -> Expr:
-    """Return a scale or zero point in the shape that broadcasts over a tensor of `rank`
-    dimensions.
-    """
+    """Reshape a scale or zero point to broadcast over a tensor of `rank` dimensions."""
     if not tensor(kind).shape or rank == 1:
         return parameter
+    # Trailing ones put the vector at its axis; leading axes broadcast by themselves.
     return reshape(parameter, (-1, *(1,) * (rank - 1 - axis % rank)) if rank else ())
 
 
 def along_array(parameter: Array, rank: int, axis: int) -> Array:
-    """Return an array in the shape that broadcasts over a tensor, as `along`."""
+    """Reshape an array to broadcast over a tensor, as `along`."""
     if not parameter.ndim or not rank:
         return parameter.reshape(())
     return parameter.reshape(-1, *(1,) * (rank - 1 - axis % rank))
 
 
 def value(parameter: Expr) -> Array | None:
-    """Return a parameter that is known at compile time, or None."""
+    """Return the value of a constant parameter, or None."""
     return parameter.data if isinstance(parameter, Constant) else None
 
 
 def is_all(parameter: Expr, number: int) -> bool:
-    """Return whether a parameter is known to be a number."""
+    """Return whether a parameter is a constant equal to a number."""
     data = value(parameter)
     return data is not None and bool(np.all(data == number))
 
 
 def same(a: Expr, b: Expr) -> bool:
-    """Return whether two parameters are known to be one scalar."""
+    """Return whether two parameters are provably the same scalar."""
     first, second = value(a), value(b)
     if first is None or second is None or first.size != 1 or second.size != 1:
         return False

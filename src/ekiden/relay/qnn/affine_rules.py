@@ -1,4 +1,5 @@
-"""How operators become integer operators: the rules of FakeQuantizationToInteger.
+"""Rules of FakeQuantizationToInteger: how each float operator becomes an integer operator on affine
+types.
 
 Each gets a call whose arguments are integers, and what these stand for, and gives the integers of
 the result and what they stand for: see the pass.
@@ -39,7 +40,7 @@ def _of(types: Types, expr: Expr) -> TensorAffineType:
 
 
 def _required(expr: Call, types: Types) -> TensorAffineType:
-    """Return the scale that a result must have.
+    """Return the affine type that a result is required to have.
 
     Raises:
         ValueError: Nothing after the call decides it.
@@ -50,7 +51,7 @@ def _required(expr: Call, types: Types) -> TensorAffineType:
 
 
 def _held(result: TensorAffineType, dtype: str) -> TensorAffineType:
-    """Return the affine type of a dtype whose integers hold all numbers of a result.
+    """Return an affine type of the dtype that represents all values of a result.
 
     Its scale is that of the result; its zero point moves by half of the range for the opposite
     sign:
@@ -68,6 +69,7 @@ def _held(result: TensorAffineType, dtype: str) -> TensorAffineType:
     # Only a change of sign keeps all numbers; a narrower type does not.
     if high - low != result_high - result_low:
         raise ValueError(f"its integers are {dtype}, which do not hold a result of {result.dtype}")
+    # int8 and uint8 differ by 128: moving the zero point keeps every value.
     moved: Expr = const(np.int32(low - result_low))
     if isinstance(result.zero_point, Constant):
         moved = const((result.zero_point.data + (low - result_low)).astype(np.int32))
@@ -77,7 +79,7 @@ def _held(result: TensorAffineType, dtype: str) -> TensorAffineType:
 
 
 def _requested(expr: Call, types: Types, operand_type: TensorAffineType) -> TensorAffineType:
-    """Return the affine type of a call's result in the dtype of its operand.
+    """Return the affine type of a call's result in its operand's dtype.
 
     It is the type that follows from the users, or else that of the operand.
     """
@@ -85,7 +87,7 @@ def _requested(expr: Call, types: Types, operand_type: TensorAffineType) -> Tens
 
 
 def _close(a: Expr, b: Expr) -> bool:
-    """Return whether two parameters are one, or known and close."""
+    """Return whether two parameters are the same, or constants that are close."""
     if isinstance(a, Constant) and isinstance(b, Constant):
         return a.data.shape == b.data.shape and bool(np.allclose(a.data, b.data))
     return a is b
@@ -98,19 +100,19 @@ def _same(a: TensorAffineType, b: TensorAffineType) -> bool:
 
 
 def _from_end(kind: TensorAffineType, rank: int) -> TensorAffineType:
-    """Return the type with an axis that is counted from the end, as tensors broadcast."""
+    """Return the affine type with its axis counted from the end, as in broadcasting."""
     return kind.with_fields(axis=kind.axis % rank - rank) if rank else kind
 
 
 def _product(a: Expr, b: Expr) -> Expr:
-    """Return the product of two scales, computed if both are known."""
+    """Multiply two scales; fold constants."""
     if isinstance(a, Constant) and isinstance(b, Constant):
         return const(a.data * b.data)
     return typed(op.multiply(a, b))
 
 
 def _zeros(scale: Expr) -> Expr:
-    """Zero points 0 for a scale."""
+    """Return zero points of 0 in the shape of a scale."""
     if isinstance(scale, Constant):
         return const(np.zeros(scale.data.shape, np.int32))
     return typed(op.cast(op.zeros_like(scale), "int32"))
@@ -130,7 +132,7 @@ def _requantized(
 
 
 def _quantized(number: Expr, like: TensorAffineType, axis: int = -1) -> Expr:
-    """Return a constant of floating point in the scale of integers."""
+    """Quantise a float constant to the scale of an integer tensor."""
     if not isinstance(number, Constant):
         raise ValueError("an argument is neither dequantized nor constant")
     return rescale.quantize(number, like.scale, like.zero_point, axis=axis, out_dtype=like.dtype)
@@ -141,17 +143,18 @@ def _quantized(number: Expr, like: TensorAffineType, axis: int = -1) -> Expr:
 
 @register_fake_quantization_to_integer("qnn.dequantize")
 def _dequantize(expr: Call, types: Types) -> Made:
-    """Return dequantize(q) as q."""
+    """Convert dequantize(q) to q."""
     return expr.args[0], _of(types, expr)
 
 
 @register_fake_quantization_to_integer("qnn.quantize")
 def _quantize(expr: Call, types: Types) -> Made:
-    """Return quantize(q) as requantize(q), or as q if both scales are the same."""
+    """Convert quantize(q) to requantize(q), or to q if the scales agree."""
     data, scale, point = expr.args
     data_type = _of(types, data)
     out_dtype, axis = str(getattr(expr.attrs, "out_dtype", "")), getattr(expr.attrs, "axis", -1)
     result = TensorAffineType(scale, point, out_dtype, axis)
+    # Same scale and zero point: the integers are the result already.
     if _same(data_type, result):
         return data, result
     return _requantized(data, data_type, result, out_dtype), result
@@ -165,8 +168,8 @@ def _as_it_is(expr: Call, types: Types) -> Made:
 
 
 def _moves_axes(expr: Call, types: Types) -> Made:
-    """Return the call unchanged if its scale is a scalar: the axis of other scales is not
-    tracked.
+    """Keep the call if its scale is a scalar, since the axes of per-axis scales are not tracked
+    through it.
     """
     data_type = _of(types, expr.args[0])
     if not (isinstance(data_type.scale, Constant) and data_type.scale.data.size == 1):
@@ -185,6 +188,7 @@ register_fake_quantization_to_integer("image.resize2d", _as_it_is, keeps=True)
 
 @register_fake_quantization_to_integer("topk", keeps=True)
 def _topk(expr: Call, types: Types) -> Made:
+    # A tuple would mix quantized values with plain integers.
     if getattr(expr.attrs, "ret_type", "") != "values":
         raise ValueError("its indices are no quantised tensor")
     return expr, _of(types, expr.args[0])
@@ -199,7 +203,7 @@ def _split(expr: Call, types: Types) -> Made:
 
 @register_fake_quantization_to_integer("clip", keeps=True, alone=True)
 def _clip(expr: Call, types: Types) -> Made:
-    """Return clip(q, a, b) as clip(q, quantize(a), quantize(b))."""
+    """Convert clip(q, a, b) to clip(q, quantize(a), quantize(b))."""
     data = expr.args[0]
     data_type = _of(types, data)
     ends = [const(np.float32(getattr(expr.attrs, name))) for name in ("a_min", "a_max")]
@@ -219,7 +223,7 @@ def _number(end: Constant, data_type: TensorAffineType) -> int:
 
 
 def _along_channels(end: Constant, data_type: TensorAffineType, rank: int) -> Expr:
-    """Return a number in the scale of each channel, in the shape that broadcasts."""
+    """Quantise a bound by each channel's scale, in broadcasting shape."""
     kind = typed(data_type.scale).checked_type
     assert isinstance(kind, TensorType)
     repeated = op.broadcast_to(end, kind.shape)
@@ -231,9 +235,10 @@ def _along_channels(end: Constant, data_type: TensorAffineType, rank: int) -> Ex
 
 @register_fake_quantization_to_integer("nn.relu", keeps=True, alone=True)
 def _relu(expr: Call, types: Types) -> Made:
-    """Return relu(q) as maximum(q, zero point)."""
+    """Convert relu(q) to maximum(q, zero point)."""
     data = expr.args[0]
     data_type = _of(types, data)
+    # Real 0 is the zero point in integers.
     zero: Expr = op.cast(data_type.zero_point, data_type.dtype)
     if isinstance(data_type.zero_point, Constant):
         zero = const(data_type.zero_point.data.astype(data_type.dtype))
@@ -244,9 +249,10 @@ def _relu(expr: Call, types: Types) -> Made:
 
 @register_fake_quantization_to_integer("nn.pad", keeps=True, alone=True)
 def _pad(expr: Call, types: Types) -> Made:
-    """Return the padding in the scale of the data."""
+    """Convert a padding: quantise the pad value by the data's scale."""
     data, value = expr.args
     data_type = _of(types, data)
+    # A constant border is quantized with the data's scale.
     if value not in types:
         return Call(expr.op, (data, _quantized(value, data_type)), expr.attrs), data_type
     its = _of(types, value)
@@ -268,12 +274,13 @@ def _avg_pool2d(expr: Call, types: Types) -> Made:
 
 
 def _wide_mean(expr: Call, types: Types) -> Made:
-    """Return mean(q) as mean(q in int32, in the scale of the result)."""
+    """Convert mean(q) to a mean in int32 in the result's scale."""
     data = expr.args[0]
     data_type = _of(types, data)
     result = _of(types, expr) if expr in types else data_type
     same = _same(data_type, result)
     wide = op.cast(data, "int32") if same else _requantized(data, data_type, result, "int32")
+    # The mean of int8 values would lose its fraction in int8; int32 keeps the sum.
     wide_type = TensorAffineType(result.scale, result.zero_point, "int32", result.axis)
     return Call(expr.op, (wide,), expr.attrs), wide_type
 
@@ -295,10 +302,11 @@ def _mean(expr: Call, types: Types) -> Made:
 def _summed(
     data: Expr, weight: Expr, types: Types, axis: int
 ) -> tuple[TensorAffineType, Sequence[Expr]]:
-    """Return the affine type of sums of products, and the steps of both sides as the dialect takes
-    them.
+    """Return the affine type of an int32 accumulator, and the scale and zero-point arguments of
+    both operands.
     """
     data_type, weight_type = _of(types, data), _of(types, weight)
+    # (s1 * q1) * (s2 * q2): the scale of the sum is the product of the scales.
     scale = _product(data_type.scale, weight_type.scale)
     steps = data_type.zero_point, weight_type.zero_point, data_type.scale, weight_type.scale
     return TensorAffineType(scale, _zeros(scale), "int32", axis), steps
@@ -306,6 +314,7 @@ def _summed(
 
 def _convolution(expr: Call, types: Types) -> Made:
     attrs = assume(ConvAttrs, expr.attrs)
+    # Per-channel scales of the weight become scales along the result's channels.
     channels = (getattr(attrs, "out_layout", "") or attrs.data_layout).index("C")
     data, weight = expr.args
     kind, steps = _summed(data, weight, types, channels)
@@ -342,6 +351,7 @@ def _batch_matmul(expr: Call, types: Types) -> Made:
     if getattr(expr.attrs, "transpose_a", False):
         x = op.transpose(x, (0, 2, 1))
     if not getattr(expr.attrs, "transpose_b", True):
+        # The dialect's operator takes the second factor transposed only.
         y = op.transpose(y, (0, 2, 1))
     return product.batch_matmul(x, y, x_point, y_point, x_scale, y_scale), kind
 
@@ -364,7 +374,7 @@ def _bias_add(expr: Call, types: Types) -> Made:
 
 
 def _sides(expr: Call, types: Types) -> tuple[Expr, Expr, TensorAffineType, TensorAffineType]:
-    """Return the sides of a binary operator, a constant one in the scale of its partner."""
+    """Return the operands of a binary operator; a constant is quantised by its partner's scale."""
     lhs, rhs = expr.args
     if lhs not in types:
         like = _of(types, rhs)
@@ -380,17 +390,20 @@ Binary = Callable[..., Call]
 
 def _register_arithmetic(name: str, qnn_op: Binary, biases: bool = False) -> None:
     def rule(expr: Call, types: Types) -> Made:
-        """Return the call on integers and the affine type of its result.
+        """Convert a binary call to integers; return it with its affine type.
 
         A bias in int32 whose steps are the sum's is added without rescaling.
         """
         lhs, rhs, a, b = _sides(expr, types)
         ends = (_from_end(t, _rank(e)) for t, e in ((a, lhs), (b, rhs)))
+        # A bias in the scale of the sums is added as it is.
         is_bias = biases and a.dtype == "int32" and _same(*ends)
         if is_bias and isinstance(a.zero_point, Constant) and not a.zero_point.data.any():
             return Call(expr.op, (lhs, rhs)), a  # 32 bits are room enough for a sum
         if a.dtype != b.dtype:
             raise ValueError(f"its operands are of {a.dtype} and {b.dtype}")
+        # 8-bit sums need the scale of the result to be rounded to; wider ones keep that of the
+        # operand.
         is_wide = a.dtype not in ("int8", "uint8")
         result = a if is_wide else _held(_required(expr, types), a.dtype)
         steps = a.scale, a.zero_point, b.scale, b.zero_point, result.scale, result.zero_point
@@ -442,9 +455,7 @@ def _concatenate(expr: Call, types: Types) -> Made:
 
 def _register_unary(name: str, qnn_op: Callable[..., Call]) -> None:
     def rule(expr: Call, types: Types) -> Made:
-        """Return the call on integers, with the steps of its input and of the rounding
-        behind it.
-        """
+        """Convert a unary call to integers by its input and output affine types."""
         data_type = _of(types, expr.args[0])
         result = _held(_required(expr, types), data_type.dtype)
         steps = data_type.scale, data_type.zero_point, result.scale, result.zero_point

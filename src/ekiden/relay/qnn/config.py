@@ -1,5 +1,6 @@
-"""How `qnn.requantize` computes where a call does not say so: a stack of configurations, innermost
-last (TVM's `relay.qnn.op.requantize_config`)."""
+"""Default rounding and compute dtype of `qnn.requantize`, as a stack of contexts (TVM's
+`requantize_config`).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ COMPUTE_DTYPES = ("int64", "float32", "float64")
 
 @dataclass(frozen=True, slots=True)
 class RequantizeConfig:
-    """The rounding and the dtype of a requantisation. Raises CompileError for unknown ones."""
+    """Rounding mode and compute dtype of requantisation. Raises CompileError for unknown ones."""
 
     rounding: str = "UPWARD"
     compute_dtype: str = "int64"
@@ -44,7 +45,7 @@ _CURRENT: ContextVar[RequantizeConfig] = ContextVar("requantize_config")
 
 
 def current_requantize_config() -> RequantizeConfig:
-    """Return the innermost configuration."""
+    """Return the innermost active configuration."""
     return _CURRENT.get(RequantizeConfig())
 
 
@@ -52,7 +53,7 @@ def current_requantize_config() -> RequantizeConfig:
 def requantize_config(
     rounding: str = "UPWARD", compute_dtype: str = "int64"
 ) -> Iterator[RequantizeConfig]:
-    """Set a configuration for the calls of `requantize` that are created inside `with`.
+    """Set the configuration of `requantize` calls that are built inside `with`.
 
     It is written into these calls: the meaning of a module does not depend on where it is compiled.
     (TVM looks it up when it compiles.)

@@ -1,4 +1,4 @@
-"""Quantised arithmetic, element by element.
+"""Quantised elementwise operators: add, subtract, mul, and unary functions.
 
 add, subtract   both sides in the scale of the result, then in int32:
                 a + b - zero_point, a - b + zero_point
@@ -54,7 +54,7 @@ from ekiden.runtime.errors import CompileError
 
 @node("relay.attrs.QnnBroadcastAttrs")
 class QnnBroadcastAttrs(Attrs):
-    """The axes of scales that are vectors (TVM's BroadcastAttrs)."""
+    """Attributes of binary qnn operators: the axes of per-axis scales (TVM's BroadcastAttrs)."""
 
     lhs_axis: int = -1
     rhs_axis: int = -1
@@ -75,7 +75,7 @@ def _binary_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
     names = _BINARY.split()
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the broadcast shape in the dtype of both sides.
+        """Infer the broadcast shape in the operands' dtype.
 
         Raises:
             TypeInferenceError: The dtypes differ, or scales or zero points are neither scalars nor
@@ -100,10 +100,11 @@ def _binary_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type
 def _sides(
     args: Sequence[Expr], types: Sequence[Type], attrs: QnnBroadcastAttrs
 ) -> tuple[Expr, Expr]:
-    """Return both tensors in the scale of the result, as int32."""
+    """Requantise both operands to the result's scale, as int32."""
     sides = []
     for i, axis in enumerate((attrs.lhs_axis, attrs.rhs_axis)):
         how = RequantizeAttrs(axis, out_dtype="int32")
+        # Both sides in the result's scale: integers of one scale may be added.
         rescaling = Rescaling(Steps.of(args, types, 2 + 2 * i), Steps.of(args, types, 6), how)
         sides.append(rescaling.unless_same(args[i], len(tensor(types[i]).shape)))
     return sides[0], sides[1]
@@ -111,7 +112,7 @@ def _sides(
 
 def _expand_sum(sign: int) -> Callable[[QnnBroadcastAttrs, Sequence[Expr], Sequence[Type]], Expr]:
     def expand(attrs: QnnBroadcastAttrs, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
-        """Return the sum of both sides in steps of the result.
+        """Expand to the sum (or difference) of the requantised operands.
 
         Both sides then have the zero point of the result: a sum has it once too often, a difference
         lacks it.
@@ -119,6 +120,7 @@ def _expand_sum(sign: int) -> Callable[[QnnBroadcastAttrs, Sequence[Expr], Seque
         lhs, rhs = _sides(args, types, attrs)
         total = op.add(lhs, rhs) if sign > 0 else op.subtract(lhs, rhs)
         if not is_all(args[7], 0):
+            # Each side brings the zero point along; the sum must have it once.
             total = op.subtract(total, args[7]) if sign > 0 else op.add(total, args[7])
         return _saturate(total, tensor(types[0]).dtype)
 
@@ -127,7 +129,7 @@ def _expand_sum(sign: int) -> Callable[[QnnBroadcastAttrs, Sequence[Expr], Seque
 
 def _sum_reference(sign: int) -> Callable[..., Array]:
     def reference(attrs: QnnBroadcastAttrs, *arrays: Array) -> Array:
-        """Return the sum of arrays, computed in int32 and limited to the range of the dtype."""
+        """Compute the sum in int32, and saturate it to the dtype."""
         own, sides = ((arrays[2], arrays[3]), (arrays[4], arrays[5])), []
         result = arrays[6], arrays[7]
         for i, axis in enumerate((attrs.lhs_axis, attrs.rhs_axis)):
@@ -144,7 +146,7 @@ def _is_vector(kind: Type) -> bool:
 
 
 def _product_axis(attrs: QnnBroadcastAttrs, ranks: tuple[int, int], vectors: Sequence[bool]) -> int:
-    """Return the axis of the result along which the product's scales run, from its end.
+    """Return the result axis along which the product's scales vary, counted from the end.
 
     Raises:
         CompileError: The sides are scaled along different axes, which TVM refuses too.
@@ -169,6 +171,7 @@ def _expand_mul(attrs: QnnBroadcastAttrs, args: Sequence[Expr], types: Sequence[
     for i, own in enumerate((attrs.lhs_axis, attrs.rhs_axis)):
         side, point = op.cast(args[i], "int32"), Steps.of(args, types, 2 + 2 * i).point
         is_zero = is_all(point.expr, 0)
+        # Zero points are removed before multiplying: (q1 - z1) * (q2 - z2).
         wide.append(side if is_zero else op.subtract(side, point.over(ranks[i], own)))
     lhs, rhs = value(args[2]), value(args[4])
     if lhs is None or rhs is None:
@@ -180,9 +183,7 @@ def _expand_mul(attrs: QnnBroadcastAttrs, args: Sequence[Expr], types: Sequence[
 
 
 def _scale_product(lhs: Array, rhs: Array) -> Array:
-    """Return the product of scales, in float64 along an axis and in float32 for scalars,
-    as in TVM.
-    """
+    """Multiply scales in float64 along an axis, in float32 for scalars, as TVM does."""
     if lhs.ndim or rhs.ndim:
         return (lhs.astype(np.float64) * rhs.astype(np.float64)).astype(np.float32)
     return np.asarray(lhs * rhs, np.float32)
@@ -246,7 +247,7 @@ mul = _declare_binary("mul", _expand_mul, _mul_reference)
 def unary_relation(
     name: str, dtypes: Sequence[str]
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
-    """Return a relation whose result is the data's type; scales and zero points are scalars."""
+    """Return a relation with the data's type as result; scales and zero points are scalars."""
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         """Return the data's type.
@@ -284,17 +285,18 @@ def _declare_unary(
     full = f"qnn.{name}"
 
     def expand(attrs: None, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
-        """Return quantize(f(dequantize(x))), computed in float32."""
+        """Expand to quantize(f(dequantize(x))) in float32."""
         data = tensor(types[0])
         rank = len(data.shape)
         floats = dequantized(args[0], rank, Steps.of(args, types, 1), -1)
         return quantized(float_op(floats), rank, Steps.of(args, types, 3), -1, data.dtype)
 
     def reference(attrs: None, data: Array, *steps: Array) -> Array:
-        """Return the function of arrays; f is computed in its own precision, and rounded to
+        """Evaluate quantize(f(dequantize(x))); f runs in its own precision and is rounded to
         float32.
         """
         with np.errstate(all="ignore"):
+            # Rounded to float32 as the expansion rounds between its operators.
             floats = evaluate(dequantize_array(data, (steps[0], steps[1]))).astype(np.float32)
         return quantize_array(floats, (steps[2], steps[3]), out_dtype=str(data.dtype))
 
@@ -330,6 +332,7 @@ def _expand_leaky(attrs: LeakyReluAttrs, args: Sequence[Expr], types: Sequence[T
     data, wide = tensor(types[0]), op.cast(args[0], "int32")
     rescaling = Rescaling(Steps.of(args, types, 1), Steps.of(args, types, 3))
     above = rescaling.unless_same(wide, len(data.shape))
+    # alpha * x in the result's scale: the zero point takes the share 1 - alpha.
     below = op.add(times(above, attrs.alpha), times(args[4], 1 - attrs.alpha))
     return _saturate(op.where(op.less(wide, args[2]), below, above), data.dtype)
 
@@ -359,9 +362,7 @@ def leaky_relu(
     output_scale: Expr,
     output_zero_point: Expr,
 ) -> Call:
-    """Return a quantised tensor of int8 or uint8, its negative values times `alpha` (from
-    0 to 1).
-    """
+    """Return leaky ReLU of an int8 or uint8 tensor, with `alpha` from 0 to 1."""
     if not 0 <= alpha <= 1:
         fail("qnn.leaky_relu", f"'alpha' must be in [0, 1], got {alpha}")
     scales = input_scale, input_zero_point, output_scale, output_zero_point

@@ -1,4 +1,5 @@
-"""Quantised products: qnn.dense, qnn.conv2d, qnn.conv2d_transpose, qnn.batch_matmul.
+"""Quantised matrix products and convolutions: qnn.dense, qnn.conv2d, qnn.conv2d_transpose,
+qnn.batch_matmul.
 
     sum over k of (data - input_zero_point) * (weight - kernel_zero_point)
 
@@ -48,7 +49,9 @@ _ARGUMENTS = "data weight input_zero_point kernel_zero_point input_scale kernel_
 
 
 class _Product:
-    """One operator: the ordinary one that multiplies, and where the weight's channels are."""
+    """Declaration of a qnn product: the float operator it maps to, and its weight's
+    channel axis.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class _Product:
         return f"qnn.{self.name}"
 
     def relation(self, types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the ordinary product's type, after checks of dtypes, scales and zero points."""
+        """Infer the float operator's type after checking dtypes, scales and zero points."""
         settings: Any = attrs_of(self.attrs, attrs)
         data, weight, *scales = tensors(self.full, types, 6)
         out = dtype_of(
@@ -96,19 +99,20 @@ class _Product:
         return result
 
     def reference(self, attrs: Any, data: Array, weight: Array, *points: Array) -> Array:  # noqa: ANN401
-        """Return the product computed in int64, in the result's dtype."""
+        """Compute the product in int64, cast to the result's dtype."""
         at, _ = self.channels(attrs)
         point = points[1]
         if point.ndim:
             point = point.reshape([-1 if i == at % weight.ndim else 1 for i in range(weight.ndim)])
         multiply = OPS[f"nn.{self.name}"].reference
         assert multiply is not None
+        # int64 holds every sum of products of 16 bits.
         wide = attrs.with_fields(out_dtype="int64")
         product = multiply(wide, data.astype(np.int64) - points[0], weight.astype(np.int64) - point)
         return np.asarray(product).astype(attrs.out_dtype)
 
     def general(self, attrs: Any, args: Sequence[Expr], types: Sequence[Type]) -> Expr:  # noqa: ANN401
-        """Return the product of shifted operands in the result's dtype."""
+        """Expand to the product of zero-point-shifted operands in the result's dtype."""
         data, weight = (op.cast(operand, attrs.out_dtype) for operand in args[:2])
         at, _ = self.channels(attrs)
         if not is_all(args[2], 0):
@@ -116,13 +120,15 @@ class _Product:
         if not is_all(args[3], 0):
             point, rank = op.cast(args[3], attrs.out_dtype), len(tensor(types[1]).shape)
             if tensor(types[3]).shape:
+                # A zero point for each output channel lies along the weight's channel axis.
                 point = op.reshape(point, [-1 if i == at % rank else 1 for i in range(rank)])
             weight = op.subtract(weight, point)
         return call(f"nn.{self.name}", data, weight, attrs=attrs)
 
     def takes_bytes(self, attrs: Any, args: Sequence[Expr], types: Sequence[Type]) -> bool:  # noqa: ANN401
-        """Return whether the product of bytes serves, which needs the weight at build time."""
+        """Return whether the int8 kernel applies, which needs a constant weight."""
         data, weight = tensor(types[0]).dtype, tensor(types[1]).dtype
+        # The correction for the data's zero point is the sum of weights, computed at build time.
         are_known = isinstance(args[1], Constant) and isinstance(args[3], Constant)
         return are_known and data in BYTES and weight in BYTES and attrs.out_dtype == "int32"
 
@@ -168,8 +174,8 @@ def dense(
     units: int | None = None,
     out_dtype: str = "int32",
 ) -> Call:
-    """Return quantised data [..., k] of 8 or 16 bits times the transpose of weight [units, k] of 8
-    bits.
+    """Return quantised data [..., k] (8 or 16 bits) times the transpose of an 8-bit weight [units,
+    k].
 
     The result is [..., units] of int32 or int64. Zero points are int32 and scales float32: scalars,
     those of the kernel also vectors [units].
@@ -188,7 +194,7 @@ def batch_matmul(
     y_scale: Expr,
     out_dtype: str = "int32",
 ) -> Call:
-    """Return quantised x [b, m, k] times the transposes of y [b, n, k], of 8 bits: int32 [b, m, n].
+    """Return the batched product of 8-bit x [b, m, k] and y [b, n, k] transposed: int32 [b, m, n].
 
     Zero points (int32) and scales (float32) are scalars.
     """
@@ -225,6 +231,7 @@ def _expand_conv(attrs: Conv2DAttrs, args: Sequence[Expr], types: Sequence[Type]
     plain = plain and sorted(attrs.kernel_layout) == sorted("OIHW")
     if not plain or not _CONV.takes_bytes(attrs, args, types) or not isinstance(weight, Constant):
         return _CONV.general(attrs, args, types)
+    # Constants are rearranged once, at build time.
     kernel = np.transpose(weight.data, _permutation(attrs.kernel_layout, "OIHW"))
     data = tensor(types[0])
     channels = data.shape[attrs.data_layout.index("C")]
@@ -251,7 +258,8 @@ def _transposed(data: Expr, layout: str, target: str) -> Expr:
 def _expand_transposed(
     attrs: Conv2DTransposeAttrs, args: Sequence[Expr], types: Sequence[Type]
 ) -> Expr:
-    """Return the transposed convolution, in float32, which has kernels, where that is exact."""
+    """Expand a transposed convolution to float32, which has kernels, where that is exact."""
+    # float32 has kernels for transposed convolution; integers up to 2**24 are exact in it.
     exact = None
     if attrs.groups == 1 and _TRANSPOSED.takes_bytes(attrs, args, types):
         terms, channels = (attrs.kernel_layout.index(axis) for axis in "IO")
@@ -286,7 +294,7 @@ def conv2d(
     out_layout: str = "",
     out_dtype: str = "int32",
 ) -> Call:
-    """Return a convolution of quantised tensors of int8, uint8 or int16, as int16, int32 or int64.
+    """Return a convolution of int8, uint8 or int16 data with int16, int32 or int64 results.
 
     The border is the input's zero point, which stands for 0. Zero points are int32 and scales
     float32: scalars, those of the kernel also vectors over its output channels.
@@ -318,7 +326,7 @@ def conv2d_transpose(
     output_padding: Ints = (0, 0),
     out_dtype: str = "int32",
 ) -> Call:
-    """Return a transposed convolution of a quantised tensor of 8 or 16 bits with a weight of 8.
+    """Return a transposed convolution of 8- or 16-bit data with an 8-bit weight.
 
     Otherwise it is as `conv2d`.
     """

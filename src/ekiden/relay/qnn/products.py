@@ -1,4 +1,4 @@
-"""Operators on quantised tensors: functions that build them from ordinary operators.
+"""Lower quantised products to Relay operators with zero-point corrections.
 
 A quantised tensor stands for scale * (bytes - zero_point). What is built here needs no pass to
 become ordinary: constants fold, the product of bytes is `nn.dense`, and the terms of the zero
@@ -54,7 +54,7 @@ def _is_zero(point: Expr) -> bool:
 
 
 def _as_uint8(data: Expr, point: Expr, dtype: str) -> tuple[Expr, Expr]:
-    """Return bytes and their zero point as uint8 and int32, both moved by the same number.
+    """Return 8-bit data and its zero point as uint8 and int32, both shifted alike.
 
     The zero point is a constant if it was one.
     """
@@ -65,18 +65,20 @@ def _as_uint8(data: Expr, point: Expr, dtype: str) -> tuple[Expr, Expr]:
         moved = add(cast(point, "int32"), _int32(by)) if by else cast(point, "int32")
     if dtype == "uint8":
         return data, moved
+    # In int16, in which the sum cannot wrap around.
     return cast(add(cast(data, "int16"), const(np.int16(SIGN))), "uint8"), moved
 
 
 def _as_int8(weight: Constant, point: Expr) -> tuple[Constant, Expr]:
     if weight.data.dtype == np.int8:
         return weight, cast(point, "int32")
+    # uint8 - 128 fits int8; the zero point moves along.
     moved = (weight.data.astype(np.int16) - SIGN).astype(np.int8)
     return Constant(moved, span=weight.span), subtract(cast(point, "int32"), _int32(SIGN))
 
 
 def _is_symmetric(weight: Constant, point: Expr) -> bool:
-    """Return whether the weight as int8 has no zero point."""
+    """Return whether the weight as int8 has zero point 0."""
     middle = 0 if weight.data.dtype == np.int8 else SIGN
     return isinstance(point, Constant) and bool(np.all(point.data == middle))
 
@@ -99,10 +101,12 @@ def dense(
     weight, kernel_point = _as_int8(weight, kernel_zero_point)
     int_product: Expr = nn.dense(data, weight, out_dtype="int32")
     if not _is_zero(point):
+        # sum(w * (q - z)) = sum(w * q) - z * sum(w): the second term is known but for z.
         rows = const(weight.data.astype(np.int32).sum(axis=1, dtype=np.int32))
         int_product = subtract(int_product, multiply(rows, point))
     if is_symmetric:
         return int_product
+    # A zero point of the weight needs the sums of the data's rows, at run time.
     sums = total(subtract(cast(data, "int32"), point), axis=(-1,), keepdims=True)
     return subtract(int_product, multiply(sums, kernel_point))
 
@@ -110,16 +114,19 @@ def dense(
 def _grouped(
     data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs, data_dtype: str
 ) -> Expr:
-    """Return a convolution of groups whose channels fill no words of bytes.
+    """Return a grouped convolution whose channels do not fill words of four bytes.
 
     It is computed in float32 where that is exact. One of each channel reads bytes as they are, if
     their zero point is 0, or has no border and is subtracted from the sums.
     """
     centred = _centred(weight.data, points[1], 0)
     is_exact = centred is not None and len(_exact_slices(centred, 0, 1)) == 1
+    # A float kernel serves where float32 holds every sum exactly: below 2**24.
     wide = "float32" if is_exact else "int32"
     kernel = subtract(cast(weight, wide), reshape(cast(points[1], wide), (-1, 1, 1, 1)))
+    # One channel per group: the kernel for bytes times floats needs no words.
     is_depthwise = is_exact and weight.data.shape[:2] == (window.groups, 1)
+    # The kernel takes the bytes without a conversion.
     mixed = window.with_fields(channels=window.groups, out_dtype=wide)
     levels, point = _as_uint8(data, points[0], data_dtype)
     if is_depthwise and not any(window.padding):
@@ -138,7 +145,7 @@ def _grouped(
 
 
 def _centred(kernel: Array, point: Expr, channels: int) -> Array | None:
-    """Return weights less their zero point as int64, or None if that is no constant.
+    """Return weights minus their zero point in int64, or None if that is not constant.
 
     The zero point is one for all or one for each of their channels.
     """
@@ -149,7 +156,7 @@ def _centred(kernel: Array, point: Expr, channels: int) -> Array | None:
 
 
 def _exact_slices(kernel: Array, channels: int, terms: int) -> list[slice]:
-    """Return slices of the axis `terms` of weights for which float32 holds every sum of products.
+    """Return slices of the reduction axis small enough that float32 accumulates each exactly.
 
     The list is empty if not even the sums of one element fit.
     """
@@ -159,11 +166,13 @@ def _exact_slices(kernel: Array, channels: int, terms: int) -> list[slice]:
         magnitudes.reshape(*magnitudes.shape[:2], -1).sum(axis=2) if inner_axes else magnitudes
     )
     slices, begin, so_far = list[slice](), 0, np.zeros_like(magnitudes[0])
+    # The worst case: each byte is MOST away from its zero point, all products of one sign.
     for at, one in enumerate(MOST * magnitudes):
         # A single element may overflow already: no slice is exact.
         if one.max(initial=0) >= EXACT:
             return []
         so_far = so_far + one
+        # Any channel may exceed the range first: the slice ends there for all.
         if so_far.max(initial=0) >= EXACT:
             slices.append(slice(begin, at))
             begin, so_far = at, one
@@ -177,7 +186,7 @@ def in_floats(
     axes: tuple[int, int, int],
     product: Callable[[Expr, Expr], Expr],
 ) -> Expr | None:
-    """Return a product of shifted bytes as sums of int32, computed in float32, or None.
+    """Return a product of shifted 8-bit operands, computed exactly in float32, or None.
 
     As few slices as are exact are computed; None means that the weights are no constants or too
     large.
@@ -234,11 +243,11 @@ def conv2d(
     top, left_pad, bottom, right = sides(padding, 2)
     if top or left_pad or bottom or right:
         around = ((0, 0), (0, 0), (top, bottom), (left_pad, right))
+        # The border stands for 0, which is the zero point in bytes.
         data = nn.pad(data, around, cast(point, "uint8"))
 
     def convolved(kernel: Array) -> Expr:
-        """Return the convolution with a kernel of one dtype, less the effect of the input's zero
-        point.
+        """Convolve with a kernel of one dtype, corrected for the input's zero point.
 
         sum((x - z) * w) = sum(x * w) - z * sum(w).
         """
@@ -262,12 +271,13 @@ def conv2d(
 
 
 def dynamic_quantize(data: Expr) -> tuple[Expr, Expr, Expr]:
-    """Return (bytes of uint8, scale, zero point of uint8) of a float32 tensor.
+    """Quantise a float32 tensor at run time: return uint8 data, scale and uint8 zero point.
 
     The least range that holds its elements and 0 is divided into 256 steps (ONNX
     DynamicQuantizeLinear 11).
     """
     zero = const(np.float32(0))
+    # The range includes 0, so that 0 is a level: padding and ReLU stay exact.
     low, high = minimum(smallest(data), zero), maximum(largest(data), zero)
     spread = divide(subtract(high, low), const(np.float32(255)))
     # A tensor of zeros has no range; any scale serves.
@@ -290,7 +300,7 @@ def dynamic_lstm(
     peephole: Expr | None = None,
     **options: object,
 ) -> tuple[Expr, Expr, Expr]:
-    """Return the hidden states, the last one and the last cell state of a quantised LSTM layer.
+    """Return a dynamically quantised LSTM layer: hidden states, last hidden state, last cell state.
 
     Weights are int8; inputs and states are quantised as they come (com.microsoft
     DynamicQuantizeLSTM 1).

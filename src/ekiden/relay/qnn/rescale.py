@@ -1,5 +1,4 @@
-"""qnn.quantize, qnn.dequantize, qnn.requantize: into quantised tensors, out of them, and from one
-scale to another.
+"""qnn.quantize, qnn.dequantize and qnn.requantize.
 
     quantize(x)    = saturate(round(x / scale) + zero_point)          midway: away from zero
     dequantize(q)  = scale * (q - zero_point)
@@ -72,7 +71,7 @@ POINT = 31
 
 @node("relay.attrs.QuantizeAttrs")
 class QuantizeAttrs(Attrs):
-    """The axis of scales that are vectors, and the dtype of the result."""
+    """Attributes of qnn.quantize: the axis of per-axis scales, and the result's dtype."""
 
     axis: int = -1
     out_dtype: str = "int8"
@@ -80,7 +79,7 @@ class QuantizeAttrs(Attrs):
 
 @node("relay.attrs.DequantizeAttrs")
 class DequantizeAttrs(Attrs):
-    """The axis of scales that are vectors, and the dtype of the result."""
+    """Attributes of qnn.dequantize: the axis of per-axis scales, and the result's dtype."""
 
     axis: int = -1
     out_dtype: str = "float32"
@@ -88,8 +87,9 @@ class DequantizeAttrs(Attrs):
 
 @node("relay.attrs.RequantizeAttrs")
 class RequantizeAttrs(Attrs):
-    """The axis of input scales that are vectors, how to round, what to compute in, and the dtype of
-    the result."""
+    """Attributes of qnn.requantize: the axis of per-axis input scales, rounding, compute dtype,
+    output dtype.
+    """
 
     axis: int = -1
     rounding: str = "UPWARD"
@@ -99,36 +99,36 @@ class RequantizeAttrs(Attrs):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A scale or a zero point, and its type."""
+    """Scale or zero point with its type."""
 
     expr: Expr
     kind: Type
 
     def over(self, rank: int, axis: int) -> Expr:
-        """Return the parameter in the shape that broadcasts over a tensor."""
+        """Reshape the parameter to broadcast over a tensor."""
         return along(self.expr, self.kind, rank, axis)
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How a tensor is quantised: its scale and its zero point."""
+    """Quantisation parameters of a tensor: scale and zero point."""
 
     scale: Parameter
     point: Parameter
 
     @staticmethod
     def of(args: Sequence[Expr], types: Sequence[Type], at: int) -> Steps:
-        """Return the two arguments of a call from `at` on as steps."""
+        """Build parameters from two arguments of a call, starting at `at`."""
         return Steps(Parameter(args[at], types[at]), Parameter(args[at + 1], types[at + 1]))
 
     @staticmethod
     def known(scale: Array, kind: Type) -> Steps:
-        """Return steps with a scale of a type, and the zero point 0."""
+        """Build parameters from a scale and zero point 0."""
         zero = Parameter(const(np.int32(0)), TensorType((), "int32"))
         return Steps(Parameter(const(scale), kind), zero)
 
     def is_same(self, steps: Steps) -> bool:
-        """Return whether both are known to be the same scalars."""
+        """Return whether both are provably the same scalars."""
         return same(self.scale.expr, steps.scale.expr) and same(self.point.expr, steps.point.expr)
 
 
@@ -144,11 +144,12 @@ def _scalar(number: float, dtype: str) -> Expr:
 
 
 def away(data: Expr, dtype: str) -> Expr:
-    """Return the nearest integers, at halves the one farther from zero.
+    """Round to nearest, ties away from zero.
 
     The greatest number below a half is added, which rounds up exactly from a half on.
     """
     kind = to_numpy(dtype).type
+    # Adding exactly 0.5 would round 0.49999997 up to 1 in float32.
     below = np.nextafter(kind(0.5), kind(0))
     half = where(less(data, _scalar(0, dtype)), _scalar(-below, dtype), _scalar(below, dtype))
     return trunc(add(data, half))
@@ -159,28 +160,31 @@ def _saturate(data: Expr, dtype: str) -> Expr:
 
 
 def quantized(data: Expr, rank: int, steps: Steps, axis: int, out_dtype: str) -> Expr:
-    """Return float32 data as integers."""
+    """Emit the quantisation of float32 data."""
     levels = away(divide(data, steps.scale.over(rank, axis)), "float32")
     moved = add(levels, cast(steps.point.over(rank, axis), "float32"))
+    # 2**31 - 1 rounds up to 2**31, which would wrap around.
     if out_dtype == "int32":  # its largest is no float32
         moved = cast(moved, "float64")
     return _saturate(moved, out_dtype)
 
 
 def dequantized(data: Expr, rank: int, steps: Steps, axis: int, out_dtype: str = "float32") -> Expr:
-    """Return integers as floats."""
+    """Emit the dequantisation of integers."""
     moved = subtract(cast(data, "int32"), steps.point.over(rank, axis))
     floats = multiply(cast(moved, "float32"), steps.scale.over(rank, axis))
     if out_dtype == "float32":
         return floats
+    # float16 would overflow to infinity.
     largest = float(np.finfo(out_dtype).max)
     return cast(clip(floats, -largest, largest), out_dtype)
 
 
 def fixed_point(multiplier: Array) -> tuple[Array, Array]:
-    """Return (integers of 31 bits, exponents): multiplier = integer * 2**(exponent - 31), of
-    float64.
+    """Split a float64 multiplier into 31-bit integers and exponents: multiplier = integer *
+    2**(exponent - 31).
     """
+    # frexp gives a fraction in [0.5, 1): 31 bits of it are the most precise multiplier.
     fraction, exponent = np.frexp(multiplier)
     scaled = fraction * (1 << POINT)
     mantissa = np.trunc(scaled + np.copysign(0.5, scaled)).astype(np.int64)
@@ -195,7 +199,7 @@ def fixed_point(multiplier: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """data * multiplier in fixed point, as vectors along an axis or scalars."""
+    """Multiplication by a fixed-point multiplier, per axis or scalar."""
 
     multiplier: Array
     left: Array
@@ -203,14 +207,14 @@ class _Product:
 
     @staticmethod
     def by(quotient: Array) -> _Product:
-        """Return a product with float64."""
+        """Build the product for a float64 multiplier."""
         mantissa, exponent = fixed_point(quotient)
+        # Shifts by the width of the type or more are undefined.
         right = np.minimum(np.maximum(-exponent, 0), POINT + 1)  # from there on nothing is left
         return _Product(mantissa, np.maximum(exponent, 0), right + POINT)
 
     def expr(self, data: Expr, rounding: str) -> Expr:
-        """Return int32 data times the multiplier, in int64: << left, * multiplier, >> right,
-        rounded.
+        """Emit int32 data times the multiplier in int64: << left, * multiplier, rounding >> right.
 
         `rounding` is "UPWARD", "TONEAREST" with halves away from zero, or "TWICE" as gemmlowp.
         """
@@ -218,8 +222,10 @@ class _Product:
         if rounding == "TONEAREST":
             half: Expr = const(np.left_shift(np.int64(1), self.right - 1))
             below = const(np.left_shift(np.int64(1), self.right - 1) - 1)
+            # Halves of negative products round away from zero, too.
             half = where(greater_equal(wide, _scalar(0, "int64")), half, below)
             return cast(right_shift(add(wide, half), const(self.right)), "int32")
+        # Half of what the shift drops: midway upward.
         nearest = add(wide, _scalar(1 << (POINT - 1), "int64"))
         high = cast(right_shift(nearest, _scalar(POINT, "int64")), "int32")
         remaining_shift = self.right - POINT
@@ -231,11 +237,12 @@ class _Product:
         )
 
     def _wide(self, data: Expr) -> Expr:
-        """Return the product before its shift to the right.
+        """Emit the product before the right shift.
 
         Both numbers are known to be int32 for code generation, unless data are shifted to the left
         first.
         """
+        # One widening multiplication serves where the multiplier is below 1.
         if not self.left.any():
             return widening_multiply(data, const(self.multiplier.astype(np.int32)))
         moved = left_shift(cast(data, "int64"), const(self.left))
@@ -243,8 +250,7 @@ class _Product:
 
     @staticmethod
     def _halved(wide: Expr, high: Expr, shift: Array, rounding: str) -> Expr:
-        """Return the product shifted by POINT and by `shift`, at least 1, rounded once, halves
-        upward.
+        """Emit the product shifted right by POINT + `shift`, rounded once, ties upward.
 
         "TWICE" rounds `high`, the product up to the point of the multiplier, with halves away from
         zero, as gemmlowp does. A shift by POINT leaves int32, as few processors shift int64 with
@@ -259,7 +265,7 @@ class _Product:
         return right_shift(add(with_round_bit, _scalar(1, "int32")), _scalar(1, "int32"))
 
     def array(self, data: Array, rounding: str) -> Array:
-        """Return the product of an array, bit by bit: constants fold with it."""
+        """Evaluate the product bit-exactly on an array, for constant folding."""
         wide = (data.astype(np.int64) << self.left) * self.multiplier
         if rounding == "TWICE":
             high, shift = (wide + (1 << (POINT - 1))) >> POINT, self.right - POINT
@@ -271,7 +277,7 @@ class _Product:
 
 
 def times(data: Expr, multiplier: float | Array, rounding: str = "UPWARD") -> Expr:
-    """Return int32 data times numbers in fixed point, which broadcast.
+    """Multiply int32 data by broadcasting numbers in fixed point.
 
     Halves are rounded up; away from zero, "TONEAREST"; or the result is rounded "TWICE" as in
     gemmlowp.
@@ -280,9 +286,7 @@ def times(data: Expr, multiplier: float | Array, rounding: str = "UPWARD") -> Ex
 
 
 def times_whole(data: Expr, whole: int, exponent: int, rounding: str) -> Expr:
-    """Return int32 data times whole * 2**(exponent - 31), where `whole` is an integer of
-    31 bits.
-    """
+    """Multiply int32 data by whole * 2**(exponent - 31), `whole` a 31-bit integer."""
     left_shift, right_shift_bits = max(exponent, 0), max(-exponent, 0) + POINT
     return _Product(*(np.asarray(n, np.int64) for n in (whole, left_shift, right_shift_bits))).expr(
         data, rounding
@@ -290,7 +294,7 @@ def times_whole(data: Expr, whole: int, exponent: int, rounding: str) -> Expr:
 
 
 def times_array(data: Array, multiplier: float | Array, rounding: str = "UPWARD") -> Array:
-    """Return an array times numbers in fixed point, as `times`."""
+    """Multiply an array by numbers in fixed point, as `times`."""
     return _Product.by(np.asarray(multiplier, np.float64)).array(data, rounding)
 
 
@@ -299,20 +303,22 @@ _TO_INT32 = RequantizeAttrs(out_dtype="int32")
 
 @dataclass(frozen=True, slots=True)
 class Rescaling:
-    """A requantisation: from some steps to others."""
+    """Requantisation from source to result parameters."""
 
     source: Steps
     result: Steps
     attrs: RequantizeAttrs = _TO_INT32
 
     def unless_same(self, data: Expr, rank: int) -> Expr:
-        """Return the rescaled tensor, or the tensor if both steps are known to be the same."""
+        """Return the requantised tensor, or the tensor itself if the parameters are provably the
+        same.
+        """
         if self.source.is_same(self.result):
             return cast(data, self.attrs.out_dtype)
         return self.apply(data, rank)
 
     def apply(self, data: Expr, rank: int) -> Expr:
-        """Return the rescaled tensor.
+        """Emit the requantised tensor.
 
         Raises:
             CompileError: Scales in int64 are not constants.
@@ -329,6 +335,7 @@ class Rescaling:
             )
         if not is_all(self.result.point.expr, 0):
             rescaled = add(rescaled, cast(self.result.point.expr, _dtype(compute)))
+        # Floats are rounded once, behind the zero point.
         if compute != "int64":
             rescaled = cast(_ROUND[self.attrs.rounding](rescaled, compute), "int32")
         return (
@@ -339,6 +346,7 @@ class Rescaling:
 
     def _floating(self, data: Expr, rank: int) -> Expr:
         wide = cast(self.source.scale.over(rank, self.attrs.axis), "float64")
+        # The quotient in float64: rounding it would move products by more than their own rounding.
         quotient = divide(wide, cast(self.result.scale.expr, "float64"))
         return multiply(data, cast(quotient, self.attrs.compute_dtype))
 
@@ -349,6 +357,7 @@ class Rescaling:
                 "qnn.requantize: scales must be constants where 'compute_dtype' is int64, as fixed"
                 " point is computed from them; float32 and float64 take any"
             )
+        # In float64: the multiplier has 31 bits, more than float32 holds.
         quotient = along_array(np.asarray(scale), rank, self.attrs.axis).astype(np.float64)
         product = _Product.by(quotient / np.float64(divisor.reshape(())))
         return product.expr(data, self.attrs.rounding)
@@ -373,7 +382,7 @@ _ROUND_ARRAY: dict[str, Callable[[Array], Array]] = {
 
 
 def away_array(data: Array) -> Array:
-    """Return the nearest integers, at halves those farther from zero."""
+    """Round an array to nearest, ties away from zero."""
     truncated = np.trunc(data)
     return np.where(np.abs(data - truncated) >= 0.5, truncated + np.sign(data), truncated).astype(
         data.dtype
@@ -381,17 +390,18 @@ def away_array(data: Array) -> Array:
 
 
 def quantize_array(data: Array, steps: Levels, axis: int = -1, out_dtype: str = "int8") -> Array:
-    """Return the result of qnn.quantize on arrays."""
+    """Evaluate qnn.quantize on arrays."""
     scale, point = (along_array(parameter, data.ndim, axis) for parameter in steps)
     with np.errstate(all="ignore"):
         moved = away_array(data / scale) + point.astype(np.float32)
+        # In float64, as the bounds of int32 are no float32.
         return saturated(moved.astype(np.float64), out_dtype)
 
 
 def dequantize_array(
     data: Array, steps: Levels, axis: int = -1, out_dtype: str = "float32"
 ) -> Array:
-    """Return the result of qnn.dequantize on arrays."""
+    """Evaluate qnn.dequantize on arrays."""
     scale, point = (along_array(parameter, data.ndim, axis) for parameter in steps)
     floats = (data.astype(np.int32) - point).astype(np.float32) * scale
     largest = np.finfo(out_dtype).max
@@ -399,7 +409,7 @@ def dequantize_array(
 
 
 def requantize_array(data: Array, source: Levels, result: Levels, attrs: RequantizeAttrs) -> Array:
-    """Return the result of qnn.requantize on arrays."""
+    """Evaluate qnn.requantize on arrays."""
     compute = attrs.compute_dtype
     scale, point = (along_array(parameter, data.ndim, attrs.axis) for parameter in source)
     quotient = scale.astype(np.float64) / result[0]
@@ -501,7 +511,7 @@ declare(
 def quantize(
     data: Expr, output_scale: Expr, output_zero_point: Expr, axis: int = -1, out_dtype: str = "int8"
 ) -> Call:
-    """Return float32 data as integers of `out_dtype` (int8, uint8, int16, uint16 or int32).
+    """Quantise float32 data to `out_dtype` (int8, uint8, int16, uint16 or int32).
 
     See the top of this file. Scale (float32) and zero point (int32) are scalars or vectors along
     `axis`.
@@ -517,7 +527,7 @@ def dequantize(
     axis: int = -1,
     out_dtype: str = "float32",
 ) -> Call:
-    """Return integers as floats of `out_dtype` (float16 or float32), the inverse of `quantize`."""
+    """Dequantise integers to `out_dtype` (float16 or float32)."""
     attrs = DequantizeAttrs(axis, out_dtype)
     return call("qnn.dequantize", data, input_scale, input_zero_point, attrs=attrs)
 
@@ -533,7 +543,7 @@ def requantize(
     compute_dtype: str = "None",
     out_dtype: str = "int8",
 ) -> Call:
-    """Return integers of one scale as integers of another.
+    """Requantise integers from one scale and zero point to another.
 
     The scales and zero points of the data are scalars or vectors along `axis`, those of the result
     scalars. `rounding` ("UPWARD", "TONEAREST") and `compute_dtype` ("int64", "float32", "float64")
@@ -543,6 +553,7 @@ def requantize(
         CompileError: `rounding` or `compute_dtype` is none of these.
     """
     config = current_requantize_config()
+    # "None" is TVM's spelling for the innermost configuration.
     rounding = config.rounding if rounding == "None" else rounding
     compute_dtype = config.compute_dtype if compute_dtype == "None" else compute_dtype
     check_choice("rounding", rounding, ROUNDINGS)

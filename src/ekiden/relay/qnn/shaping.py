@@ -1,4 +1,4 @@
-"""Quantised tensors joined, pooled and normalised: qnn.concatenate, qnn.avg_pool2d, qnn.softmax."""
+"""qnn.concatenate, qnn.avg_pool2d and qnn.softmax."""
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ def _expand_concatenate(
     rescaled = []
     for kind, (data, its_scale, its_point) in zip(kinds, operands, strict=True):
         source = Steps(Parameter(its_scale, scale), Parameter(its_point, point))
+        # Each field goes to the scale of the result, since one tensor has one scale.
         rescaling = Rescaling(source, result, RequantizeAttrs(out_dtype=kind.dtype))
         rescaled.append(rescaling.unless_same(data, len(kind.shape)))
     return op.concatenate(Tuple(tuple(rescaled)), attrs.axis)
@@ -120,7 +121,7 @@ def concatenate(
     output_zero_point: Expr,
     axis: int = 0,
 ) -> Call:
-    """Return quantised tensors of one dtype joined along an axis, in the scale of the result.
+    """Concatenate quantised tensors along an axis, requantised to the result's scale.
 
     Each has a scale and zero point of its own (tuples of scalars).
     """
@@ -144,6 +145,7 @@ def _pool_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _expand_pool(attrs: AvgPool2DAttrs, args: Sequence[Expr], types: Sequence[Type]) -> Expr:
     data = tensor(types[0])
     rescaling = Rescaling(Steps.of(args, types, 1), Steps.of(args, types, 3))
+    # Rescaled in int32 before pooling: means are rounded once.
     wide = rescaling.unless_same(args[0], len(data.shape))
     pooled = call("nn.avg_pool2d", wide, attrs=attrs)
     return op.cast(op.clip(pooled, *limits(data.dtype)), data.dtype)
@@ -184,7 +186,7 @@ def avg_pool2d(
     layout: str = "NHWC",
     out_layout: str = "",
 ) -> Call:
-    """Return averages over windows of a quantised tensor of int8 or uint8.
+    """Return average pooling of an int8 or uint8 tensor.
 
     Data is requantised, summed in int32, and divided towards zero.
     """
@@ -211,13 +213,14 @@ _SHARE = np.asarray(2.0 ** (1 - _BITS), np.float32)
 
 
 def _unit(scale: Array | None) -> int:
-    """Return 1 in steps of the input's scale.
+    """Return 1.0 quantised by the input's scale.
 
     Raises:
         CompileError: The scale is no constant up to 1.
     """
     if scale is None or not 0 < float(scale.reshape(())) <= 1:
         raise CompileError("qnn.softmax: 'scale' must be a constant in (0, 1]")
+    # Rounded half away from zero, as TVM's conversion does.
     return int(np.trunc(np.float32(1) / np.float32(scale.reshape(())) + np.float32(0.5)))
 
 
@@ -238,11 +241,14 @@ def _expand_softmax(attrs: SoftmaxAttrs, args: Sequence[Expr], types: Sequence[T
 
     unit, axis = _unit(value(args[1])), (attrs.axis,)
     moved = op.subtract(op.cast(args[0], "int32"), args[2])
+    # Shifted by the maximum: all exponents are at most 0.
     x = op.subtract(moved, op.max(moved, axis, keepdims=True))
     # 2**x of x * log2(e), which is x + x/2 - x/16
     scaled = op.subtract(op.add(x, op.right_shift(x, number(1))), op.right_shift(x, number(4)))
+    # 2**x = 2**-n * 2**r with a whole n: the first factor is a shift.
     halvings = op.clip(op.trunc_divide(scaled, number(-unit)), 0, _MOST)
     remainder = op.add(scaled, op.multiply(halvings, number(unit)))
+    # 2**r is taken as 1 + r / 2 on (-1, 0], a chord of the curve.
     exps = op.left_shift(
         op.add(op.right_shift(remainder, number(1)), number(unit)),
         op.subtract(op.max(halvings, axis, keepdims=True), halvings),
@@ -288,7 +294,7 @@ def softmax(
     output_zero_point: Expr,
     axis: int = -1,
 ) -> Call:
-    """Return softmax of an int8 tensor in integers alone.
+    """Return integer-only softmax of an int8 tensor.
 
     Li and Gu, "I-ViT: Integer-only Quantization for Efficient Vision Transformer Inference", 2022,
     algorithm 1. `scale` is a constant in (0, 1].

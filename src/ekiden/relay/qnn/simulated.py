@@ -1,5 +1,6 @@
-"""qnn.simulated_quantize, qnn.simulated_dequantize: what quantising to a dtype does to values, in
-floats; the dtype is an argument, by number, so that a search need not compile again."""
+"""qnn.simulated_quantize and simulated_dequantize: quantisation effects in floats, with the dtype
+as a run-time argument so that a search need not recompile.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +32,14 @@ from ekiden.topi.nn.qnn import SQNN_DTYPE_TO_CODE as CODES
 
 @node("relay.attrs.SimulatedQuantizeAttrs")
 class SimulatedQuantizeAttrs(Attrs):
-    """The axis of scales that are vectors."""
+    """Attributes of simulated_quantize and simulated_dequantize: the axis of per-axis scales."""
 
     axis: int = -1
 
 
 def _relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the type of the float data.
+        """Infer the float data's type.
 
         Raises:
             TypeInferenceError: The data is no floats, the dtype's number is no int32 scalar, or
@@ -78,6 +79,8 @@ def _expand_quantize(
     data, code, scale, point = _parts(attrs, args, types)
     steps = op.add(away(op.divide(data, scale), tensor(types[0]).dtype), point)
     selected = data
+    # All candidates are computed and one is selected: the dtype is data, so that a search does not
+    # recompile.
     for dtype in ("int8", "uint8", "int32"):
         low, high = limits(dtype)
         selected = op.where(_is(code, dtype), op.clip(steps, float(low), float(high)), selected)
@@ -88,6 +91,7 @@ def _expand_dequantize(
     attrs: SimulatedQuantizeAttrs, args: Sequence[Expr], types: Sequence[Type]
 ) -> Expr:
     data, code, scale, point = _parts(attrs, args, types)
+    # The numbers 1 to 3 are the quantized dtypes; others pass the data through.
     is_quantized = op.logical_and(
         op.greater(code, const(np.int32(0))), op.less_equal(code, const(np.int32(3)))
     )
@@ -154,7 +158,7 @@ def simulated_quantize(
     axis: int = -1,
     out_dtype: str | Expr = "int8",
 ) -> Call:
-    """Return the result of `quantize`, in the data's floats.
+    """Return the values that `quantize` would give, in the data's float dtype.
 
     `out_dtype` may be an int32 scalar: CODES. Scale and zero point are scalars or vectors along
     `axis`.
@@ -174,9 +178,7 @@ def simulated_dequantize(
     axis: int = -1,
     in_dtype: str | Expr = "int8",
 ) -> Call:
-    """Return the result of `dequantize`, of floats that hold integers; otherwise as
-    simulated_quantize.
-    """
+    """Return the values that `dequantize` would give for integers held in floats."""
     attrs = SimulatedQuantizeAttrs(axis)
     args = data, _code(in_dtype), input_scale, input_zero_point
     return call("qnn.simulated_dequantize", *args, attrs=attrs)

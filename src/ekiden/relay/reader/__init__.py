@@ -1,4 +1,4 @@
-"""Python functions as Relay programs.
+"""Relay script: Python functions parsed to Relay.
 
     @relay.script
     def power(x: "Tensor[(n,), float32]", k: "int32") -> "Tensor[(n,), float32]":
@@ -17,8 +17,8 @@ Python value is decided. An assignment is a `let`; `if`, `while`, `for ... in ra
 on constructors, inner functions, `lambda` and calls of the function itself become what Relay has
 for them.
 
-A type is Relay text in quotes (none are needed under `from __future__ import annotations`), a
-relay type, or int, float, bool for scalars of int32, float32 and bool. What cannot be said raises
+A type is Relay text in quotes (none are needed under `from __future__ import annotations`), a relay
+type, or int, float, bool for scalars of int32, float32 and bool. What cannot be said raises
 ParseError, a wrong type TypeInferenceError; both show the line.
 """
 
@@ -45,7 +45,7 @@ from ekiden.runtime.errors import TypeInferenceError
 
 
 class Script:
-    """A Python function read as Relay. Inside another one it is called like any function."""
+    """Python function parsed to Relay."""
 
     def __init__(self, function: FunctionType, base: IRModule) -> None:
         """Read the source of `function`, which may call the functions of `base`."""
@@ -72,7 +72,7 @@ class Script:
 
     @property
     def function(self) -> Function:
-        """Return the function in Relay."""
+        """Return the Relay function."""
         function = self.module[self.global_var.name_hint]
         assert isinstance(function, Function)
         return function
@@ -101,7 +101,7 @@ def _place_of(function: FunctionType) -> Place:
 
 
 def _names_around(function: FunctionType) -> dict[str, object]:
-    """Return the meanings of the names of a function that it does not set itself."""
+    """Return the values of a function's global and closure names."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     names = {**vars(builtins), **function.__globals__}
     for name, cell in cells:
@@ -117,7 +117,9 @@ def script(function: IRModule | None = None) -> Callable[[FunctionType], Script]
 def script(
     function: FunctionType | IRModule | None = None,
 ) -> Script | Callable[[FunctionType], Script]:
-    """Decorator: `@script`, or `@script(module)` for a function that uses what a module defines."""
+    """Decorate a Python function as Relay script: `@script`, or `@script(module)` to use a module's
+    definitions.
+    """
     if isinstance(function, IRModule) or function is None:
         base = function if function is not None else IRModule()
         return lambda decorated: Script(decorated, base)

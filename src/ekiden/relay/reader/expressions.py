@@ -1,4 +1,4 @@
-"""Python expressions to Relay values.
+"""Translation of Python expressions to Relay.
 
 The value of an expression is a Relay expression as soon as a Relay value takes part in it, and
 Python's own value until then.
@@ -49,23 +49,23 @@ SCALARS: dict[object, str] = {int: "int32", float: "float32", bool: "bool"}
 
 
 class Missing:
-    """What a name is that only some of the ways here have set."""
+    """Marker of a name that only some control-flow paths have set."""
 
 
 class Scope:
-    """The names in sight and the lets that were made; inner scopes see the outer ones."""
+    """Names in scope and the lets emitted; inner scopes see outer ones."""
 
     def __init__(self, names: dict[str, object]) -> None:
         self.names = names
         self.lets: list[tuple[Var, Expr, ast.AST]] = []
 
     def inner(self) -> Scope:
-        """Return a scope for a branch or a body, whose lets are its own."""
+        """Return a child scope with its own lets."""
         return Scope(dict(self.names))
 
 
 class Expressions:
-    """The value of each Python expression in a scope."""
+    """Translator of Python expressions within a scope."""
 
     def __init__(
         self, location: Place, around: dict[str, object], base: IRModule, script: Script
@@ -79,13 +79,13 @@ class Expressions:
         self._types = TypeParser(Source(""), [])
 
     def fail(self, node: ast.AST, message: str) -> NoReturn:
-        """Raise ParseError at a node."""
+        """Raise ParseError at an AST node."""
         self.place.fail(node, message)
 
     # Values
 
     def value(self, node: ast.expr, scope: Scope) -> object:
-        """Return the value of an expression.
+        """Translate an expression to a Relay or Python value.
 
         Raises:
             ParseError: The kind of expression has no meaning here.
@@ -97,13 +97,11 @@ class Expressions:
         return self._at(node, rule(self, node, scope))
 
     def expr(self, node: ast.expr, scope: Scope) -> Expr:
-        """Return the value as a Relay expression."""
+        """Translate an expression to a Relay expression."""
         return self.lift(self.value(node, scope), node)
 
     def lift(self, value: object, node: ast.AST) -> Expr:
-        """Return a value as a Relay expression: numbers and arrays become constants,
-        tuples tuples.
-        """
+        """Lift a Python value to Relay: numbers and arrays to constants, tuples to tuples."""
         match value:
             case RelayExpr():
                 return value
@@ -118,22 +116,20 @@ class Expressions:
         self.fail(node, f"expected a Relay value, got {value!r}")
 
     def _at(self, node: ast.expr, value: object) -> object:
-        """Return a call created from a node, with the position of the node."""
+        """Set the span of a call created from an AST node."""
         if isinstance(value, Call) and value.span is None:
             return value.with_fields(span=self.place.span(node))
         return value
 
     def type_of(self, expr: Expr) -> Type | None:
-        """Return the type of an expression, or None if it depends on types that are not
-        known yet.
-        """
+        """Return an expression's type, or None if it depends on unknown types."""
         try:
             return infer_expr_type(expr, self.base)
         except TypeInferenceError:
             return None
 
     def annotation(self, node: ast.expr | None) -> Type | None:
-        """Return the type in an annotation."""
+        """Parse a type annotation."""
         if node is None:
             return None
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
@@ -212,7 +208,7 @@ class Expressions:
     def _applied(
         self, node: ast.expr, apply: Callable[[object, object], object], a: object, b: object
     ) -> object:
-        """Return the result of Python's operator on two values.
+        """Apply a Python operator to two values.
 
         A number beside a value of a type that is not known yet is of int32 or float32.
         """
@@ -238,7 +234,7 @@ class Expressions:
         self.fail(node, f"the operator {type(node.op).__name__} has no meaning in Relay")
 
     def _compare(self, node: ast.Compare, scope: Scope) -> object:
-        """Return `a < b < c` as `a < b and b < c`."""
+        """Translate the chained comparison `a < b < c` to `a < b and b < c`."""
         values = [self.value(operand, scope) for operand in (node.left, *node.comparators)]
         result: object = True
         for kind, a, b in zip(node.ops, values, values[1:], strict=False):
@@ -269,7 +265,7 @@ class Expressions:
         return If(a, const(True), self.lift(b, node))
 
     def _boolean(self, node: ast.BoolOp, scope: Scope) -> object:
-        """Return `and` and `or`, whose right side is evaluated only where it matters."""
+        """Translate `and` and `or` with short-circuit evaluation."""
         join = self._both if isinstance(node.op, ast.And) else self._either
         result = self.value(node.values[-1], scope)
         # From the right: the first operand is the outermost choice.
@@ -321,7 +317,7 @@ class Expressions:
         return Function(params, body, span=self.place.span(node))
 
     def close(self, scope: Scope, result: Expr) -> Expr:
-        """Return the result after the lets of its scope."""
+        """Wrap a result in the lets of its scope."""
         for name, value, node in reversed(scope.lets):
             result = Let(name, value, result, span=self.place.span(node))
         return result

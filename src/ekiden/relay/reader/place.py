@@ -1,4 +1,4 @@
-"""Where in a user's file a piece of a Python function stands."""
+"""Source locations of script functions in user files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A function's tree, the text of its file, the line before it there, and how far it is
-    indented.
-    """
+    """Location of a function: its AST, file text, first line and indentation."""
 
     tree: ast.FunctionDef
     source: Source

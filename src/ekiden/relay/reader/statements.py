@@ -1,4 +1,4 @@
-"""Python statements to lets, choices and functions that call themselves."""
+"""Translation of Python statements to lets, conditionals and recursive functions."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Statements = Sequence[ast.stmt]
 
 
 class Body(Expressions):
-    """The statements of a function, one after the other."""
+    """Translator of a function's statements."""
 
     # Functions
 
     def signature(self, tree: ast.FunctionDef) -> tuple[tuple[Var, ...], Type | None]:
-        """Return the parameters and the type of the result.
+        """Return the parameters and the result type.
 
         Raises:
             ParseError: Parameters are not plain.
@@ -57,7 +57,7 @@ class Body(Expressions):
         ret_type: Type | None,
         outer: Scope | None = None,
     ) -> Function:
-        """Return a function in Relay."""
+        """Translate a function definition."""
         scope = outer.inner() if outer is not None else Scope({})
         scope.names.update((p.name_hint, p) for p in params)
         result = self.block(tree.body, scope)
@@ -69,7 +69,7 @@ class Body(Expressions):
     # Blocks
 
     def block(self, statements: Statements, scope: Scope) -> Expr | None:
-        """Run statements, and return their result, or None if they come to their end."""
+        """Translate statements; return their result, or None if control reaches the end."""
         for number, statement in enumerate(statements):
             following = statements[number + 1 :]
             match statement:
@@ -131,7 +131,7 @@ class Body(Expressions):
     def bind(
         self, name: str, value: Expr, node: ast.AST, scope: Scope, kind: Type | None = None
     ) -> Var:
-        """Add a let of a new variable of that name, and return the variable."""
+        """Emit a let of a new variable, and return the variable."""
         variable = Var(
             name, kind if kind is not None else self.type_of(value), self.place.span(node)
         )
@@ -140,7 +140,7 @@ class Body(Expressions):
         return variable
 
     def _assign(self, target: ast.expr, value: object, node: ast.AST, scope: Scope) -> None:
-        """Bind Relay values by lets; Python's values stay unchanged until they are needed."""
+        """Translate an assignment: Relay values become lets, Python values stay as they are."""
         match target:
             case ast.Name(id=name):
                 if isinstance(value, Var) or not isinstance(value, RelayExpr):
@@ -173,8 +173,8 @@ class Body(Expressions):
     def _final_choice(
         self, node: ast.If | ast.Match, following: Statements, scope: Scope
     ) -> Expr | None:
-        """Return a choice that may return: statements after it belong to each branch that
-        does not.
+        """Translate an `if` that may return: the following statements are duplicated into branches
+        that do not.
         """
         if isinstance(node, ast.Match):
             return self._final_match(node, following, scope)
@@ -194,7 +194,7 @@ class Body(Expressions):
         return self.close(scope, result)
 
     def _choose(self, node: ast.If, scope: Scope) -> Expr | None:
-        """Add a choice after which the program continues."""
+        """Translate an `if` after which control continues."""
         cond = self.value(node.test, scope)
         if not isinstance(cond, RelayExpr):
             return self.block(node.body if cond else node.orelse, scope)
@@ -207,7 +207,7 @@ class Body(Expressions):
         return None
 
     def _join(self, node: ast.AST, inner: list[Scope], scope: Scope, choose: object) -> None:
-        """Bind names that branches have set to the fields of the choice's result."""
+        """Bind the names that branches assign to fields of the conditional's result."""
         assert callable(choose)
         changed = {n for s in inner for n, v in s.names.items() if v is not scope.names.get(n)}
         joined = sorted(n for n in changed if all(n in s.names for s in inner))
@@ -224,7 +224,7 @@ class Body(Expressions):
         self._spread(joined, chosen, node, scope)
 
     def _spread(self, names: list[str], value: Expr, node: ast.AST, scope: Scope) -> None:
-        """Bind names to the fields of a value, or one name to the value itself."""
+        """Bind names to the fields of a value, or a single name to the value."""
         if len(names) == 1:
             self.bind(names[0], value, node, scope)
             return
@@ -290,7 +290,7 @@ class Body(Expressions):
     # Loops
 
     def _while(self, node: ast.stmt, test: ast.expr, body: Statements, scope: Scope) -> None:
-        """Add `while` as a function of the variables that it changes, which calls itself."""
+        """Translate `while` to a recursive function over the variables it assigns."""
         for statement in (n for s in body for n in ast.walk(s)):
             if isinstance(statement, (ast.Return, ast.Break, ast.Continue)):
                 kind = type(statement).__name__.lower()
@@ -329,7 +329,7 @@ class Body(Expressions):
         return value.type_annotation if isinstance(value, Var) else self.type_of(value)
 
     def _for(self, node: ast.For, scope: Scope) -> None:
-        """Add `for i in range(a, b, c)` as a while over a counter of int32."""
+        """Translate `for i in range(a, b, c)` to a while over an int32 counter."""
         match node:
             case ast.For(
                 target=ast.Name(id=name),
@@ -371,7 +371,7 @@ def _unused(name: str, scope: Scope) -> str:
 
 
 def _may_return(statements: Statements) -> bool:
-    """Return whether statements contain a return, outside of inner functions."""
+    """Return whether statements contain a return, outside inner functions."""
     stack: list[ast.AST] = list(statements)
     while stack:
         at = stack.pop()
@@ -383,7 +383,7 @@ def _may_return(statements: Statements) -> bool:
 
 
 def _assigned(statements: Statements) -> set[str]:
-    """Return the names that statements set, outside of inner functions."""
+    """Return the names that statements assign, outside inner functions."""
     names: set[str] = set()
     stack: list[ast.AST] = list(statements)
     while stack:

@@ -1,4 +1,4 @@
-"""DenseNet: each layer sees all before it (Huang and others, 2016)."""
+"""DenseNet (Huang et al. 2016)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def get_net(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> Function:
-    """Return the network of 121, 161, 169 or 201 layers.
+    """Return DenseNet-121, -161, -169 or -201.
 
     Raises:
         ValueError: There is no network of that number of layers.
@@ -69,7 +69,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(get_net(densenet_size, classes, batch_size, image_shape, dtype))
 
 

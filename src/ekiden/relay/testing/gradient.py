@@ -1,4 +1,4 @@
-"""Gradients compared with finite differences."""
+"""Numerical gradient checking by finite differences."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def check_grad(
     target_devices: Sequence[tuple[object, object]] | None = None,
     executor_kind: str = "debug",
 ) -> None:
-    """Raise AssertionError unless the gradient of the sum of `func` is that of two-sided
-    differences.
+    """Raise AssertionError unless the gradient of sum(func) matches central differences.
 
     Args:
         func: The function.
@@ -77,7 +76,7 @@ def _random(kind: TensorType, scale: float, mean: float) -> Array:
 def _differences(
     machine: Interpreter, function: Function, inputs: Sequence[Array], position: int, eps: float
 ) -> Array:
-    """Return the derivative of the sum of the results by each element of one input."""
+    """Return the central-difference gradient of the results' sum with respect to one input."""
     slopes = np.zeros(inputs[position].shape)
     for index in np.ndindex(*slopes.shape):
         sums = []

@@ -1,4 +1,4 @@
-"""A chain of LSTM cells (Hochreiter and Schmidhuber, 1997), unrolled."""
+"""Unrolled LSTM network (Hochreiter and Schmidhuber 1997)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _parameters(num_hidden: int, dtype: str, infix: str = "") -> list[Var]:
 
 
 def lstm_cell(num_hidden: int, batch_size: int = 1, dtype: str = "float32") -> Function:
-    """Return the function (input, (h, c), weights and biases) -> (h', (h', c'))."""
+    """Return an LSTM cell (input, (h, c), weights and biases) -> (h', (h', c'))."""
     state = tensor_type((batch_size, num_hidden), dtype)
     inputs, states = Var("inputs", state), Var("states", TupleType((state, state)))
     params = _parameters(num_hidden, dtype)
@@ -42,7 +42,7 @@ def lstm_cell(num_hidden: int, batch_size: int = 1, dtype: str = "float32") -> F
 def get_net(
     iterations: int, num_hidden: int, batch_size: int = 1, dtype: str = "float32"
 ) -> Function:
-    """Return the output after a number of cells.
+    """Return an LSTM unrolled over a number of steps.
 
     Each cell has an input ("data", "data1", ...) and parameters of its own.
     """
@@ -64,7 +64,7 @@ def get_net(
 def get_workload(
     iterations: int, num_hidden: int, batch_size: int = 1, dtype: str = "float32"
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(get_net(iterations, num_hidden, batch_size, dtype))
 
 

@@ -1,4 +1,4 @@
-"""MobileNet: depthwise and pointwise convolutions by turns (Howard and others, 2017)."""
+"""MobileNet v1 (Howard et al. 2017)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def _activated(data: Expr, name: str) -> Expr:
 
 
 def separable_block(data: Expr, name: str, channels: int, stride: int) -> Expr:
-    """Return a depthwise convolution of 3x3 and a pointwise one, each normalised and rectified."""
+    """Return a depthwise separable convolution: 3x3 depthwise and 1x1 pointwise, each with BN and
+    ReLU.
+    """
     inputs = layers.shape_of(data)[1]
     step = (stride, stride)
     body = layers.conv2d(
@@ -37,7 +39,7 @@ def mobile_net(
     dtype: str = "float32",
     alpha: float = 1.0,
 ) -> Function:
-    """Return the network with `alpha` times the channels."""
+    """Return the network with width multiplier `alpha`."""
     body: Expr = var("data", shape=data_shape, dtype=dtype)
     body = layers.conv2d(body, int(32 * alpha), (3, 3), "conv_block_1_conv", (2, 2), (1, 1))
     body = _activated(body, "conv_block_1_bn")
@@ -54,7 +56,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(mobile_net(num_classes, (batch_size, *image_shape), dtype))
 
 

@@ -1,4 +1,4 @@
-"""Natural numbers of `nat.rly` from and to Python."""
+"""Conversion of the Peano numbers of `nat.rly` from and to Python."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ekiden.relay.values import ConstructorValue
 
 
 def constructors(prelude: Prelude) -> tuple[Constructor, Constructor]:
-    """Return `zero` and `succ`."""
+    """Return the constructors `zero` and `succ`."""
     _, zero, succ = prelude.mod.get_type("nat")
     assert isinstance(zero, Constructor) and isinstance(succ, Constructor)
     return zero, succ
 
 
 def count(prelude: Prelude, n: object) -> int:
-    """Return the number that a value stands for."""
+    """Return the number that a Peano value represents."""
     zero, _ = constructors(prelude)
     number = 0
     while isinstance(n, ConstructorValue) and n.tag != zero.tag:
@@ -24,7 +24,7 @@ def count(prelude: Prelude, n: object) -> int:
 
 
 def make_nat_value(prelude: Prelude, n: int) -> ConstructorValue:
-    """Return the value for a number."""
+    """Return the Peano value of a number."""
     zero, succ = constructors(prelude)
     value = ConstructorValue(zero)
     for _ in range(n):
@@ -33,7 +33,7 @@ def make_nat_value(prelude: Prelude, n: int) -> ConstructorValue:
 
 
 def make_nat_expr(prelude: Prelude, n: int) -> Expr:
-    """Return an expression with the value for a number."""
+    """Return an expression of a number's Peano value."""
     zero, succ = constructors(prelude)
     expr: Expr = zero()
     for _ in range(n):

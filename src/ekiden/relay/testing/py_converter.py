@@ -1,4 +1,4 @@
-"""Relay as a Python program: what it does, in a language that has debuggers (TVM's names).
+"""Conversion of Relay to a Python program, for debugging (TVM's names).
 
     add(%x, 1f)   ->   v0 = call('add', None, x, c0)
 
@@ -52,7 +52,7 @@ RESULT = "__result"
 
 
 def _array(value: object) -> object:
-    """Return a value as operators take it: arrays, and tuples of them."""
+    """Convert a value to arrays, or tuples of them, as operators expect."""
     if isinstance(value, tuple):
         return tuple(map(_array, value))
     return value.numpy() if isinstance(value, runtime.Tensor) else value
@@ -69,7 +69,7 @@ def _value(result: object) -> object:
 
 
 def _call(op: Op, attrs: Attrs | None, *args: object) -> object:
-    """Return the result of an operator."""
+    """Evaluate an operator."""
     return _value(evaluate_call(op, attrs, [_array(a) for a in args]))
 
 
@@ -78,7 +78,7 @@ def _unmatched(line: str) -> None:
 
 
 class _Writer:
-    """Writes the statements of one program; `names` holds what the statements refer to."""
+    """Writer of one Python program; `names` holds the objects its statements refer to."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -87,16 +87,14 @@ class _Writer:
         self.scopes: dict[RelayExpr, Scope] = {}
 
     def name(self, key: object, hint: str = "v") -> str:
-        """Return the name of a variable, a constant or the value of an expression; always
-        the same.
-        """
+        """Return the stable name of a variable, a constant or an expression's value."""
         if key not in self.known:
             plain = "".join(c if c.isalnum() else "_" for c in hint)
             self.known[key] = f"{plain}_{len(self.known)}"
         return self.known[key]
 
     def refer(self, value: object, hint: str) -> str:
-        """Return the name under which the program has an object."""
+        """Return the name under which the program refers to an object."""
         name = self.name(value, hint)
         self.names[name] = value
         return name
@@ -105,7 +103,7 @@ class _Writer:
         self.lines.append("    " * depth + text)
 
     def operand(self, expr: RelayExpr) -> str:
-        """Return the text for a value that is computed already."""
+        """Return the text of an already computed value."""
         match expr:
             case Constant(data=data):
                 name = self.name(expr, "c")
@@ -124,13 +122,13 @@ class _Writer:
     # no depth of the program is one of Python's stack.
 
     def block(self, scope: Scope, depth: int, target: str) -> Iterator[Any]:
-        """Write the statements of a scope, the last of which assigns its result to `target`."""
+        """Write the statements of a scope; the last assigns its result to `target`."""
         for expr in scope.nodes:
             yield self.statement(expr, scope, depth)
         self.line(depth, f"{target} = {self.operand(scope.result)}")
 
     def statement(self, expr: RelayExpr, scope: Scope, depth: int) -> Iterator[Any]:
-        """Write a node as statements that assign its value to its name.
+        """Write the statements that assign a node's value to its name.
 
         Generators are yielded for `program` to run next, so that the depth of a program is no depth
         of Python's stack.
@@ -164,7 +162,7 @@ class _Writer:
         self.line(depth + 1, f"return {result}")
 
     def match(self, expr: Match, inner: list[Scope], depth: int, name: str) -> Iterator[Any]:
-        """Write the clauses as if and elif, the first that fits.
+        """Write match clauses as if and elif.
 
         A value that fits none is an error with the span.
         """
@@ -181,7 +179,7 @@ class _Writer:
         self.line(depth + 1, f"unmatched({str(expr.span or 'the program')!r})")
 
     def pattern(self, pattern: Pattern, data: str, tests: list[str], bound: list[str]) -> None:
-        """Add the tests that `data` must pass, and the assignments that follow."""
+        """Collect the tests that `data` must pass, and the resulting assignments."""
         match pattern:
             case PatternVar(var=var):
                 bound.append(f"{self.operand(var)} = {data}")
@@ -195,7 +193,7 @@ class _Writer:
                     self.pattern(subpattern, f"{data}[{i}]", tests, bound)
 
     def expression(self, expr: RelayExpr) -> str:
-        """Return an expression without scopes of its own as text."""
+        """Return the Python text of an expression without scopes."""
         match expr:
             case Call(op=op, args=args, attrs=attrs):
                 operands = [self.operand(a) for a in args]
@@ -221,7 +219,7 @@ class _Writer:
     bound_to: Mapping[RelayExpr, list[Var]] = {}
 
     def program(self, root: RelayExpr, target: str, depth: int) -> None:
-        """Write the statements of an expression, and of all expressions inside."""
+        """Write the statements of an expression and its subexpressions."""
         scopes = find_scopes(root)
         lets = [e for s in scopes for e in s.nodes if isinstance(e, Let)]
         bound: dict[RelayExpr, list[Var]] = {}
@@ -275,8 +273,7 @@ def _translate(expr: RelayExpr, module: IRModule | None) -> tuple[ast.Module, di
 
 
 def to_python(expr: RelayExpr, mod: IRModule | None = None, target: object = None) -> ast.Module:
-    """Return the Python program of an expression, and of the functions of a module that it may
-    call.
+    """Convert an expression, and the module's functions it may call, to a Python AST.
 
     A function `__result` returns its value. `target` is TVM's: nothing is compiled.
     """
@@ -284,7 +281,7 @@ def to_python(expr: RelayExpr, mod: IRModule | None = None, target: object = Non
 
 
 def run_as_python(expr: RelayExpr, mod: IRModule | None = None, target: object = None) -> Any:  # noqa: ANN401
-    """Return the value of `to_python(expr, mod)`.
+    """Evaluate an expression through its conversion to Python.
 
     It is a tensor, an `ADT` for a tuple, a `ConstructorValue`, a `RefValue`, or a Python function.
     """

@@ -1,6 +1,4 @@
-"""Residual networks with normalisation before each convolution: He, Zhang, Ren, Sun, "Identity
-Mappings in Deep Residual Networks" (2016).
-"""
+"""Pre-activation ResNet (He et al. 2016)."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def _normalized(data: Expr, name: str, scale: bool = True) -> Expr:
 def residual_unit(
     data: Expr, channels: int, stride: int, is_same: bool, name: str, is_bottleneck: bool
 ) -> Expr:
-    """Return one unit: two convolutions of 3x3, or 1x1, 3x3, 1x1, beside a shortcut."""
+    """Return a residual unit: two 3x3 convolutions, or 1x1, 3x3, 1x1, with a shortcut."""
     inner = channels // 4
     # fmt: off
     steps = (
@@ -58,7 +56,7 @@ def resnet(
     is_bottleneck: bool,
     dtype: str = "float32",
 ) -> Function:
-    """Return a network of a number of units in each stage."""
+    """Return a ResNet with the given number of units per stage."""
     body: Expr = _normalized(var("data", shape=data_shape, dtype=dtype), "bn_data", scale=False)
     if data_shape[2] <= 32:
         body = layers.conv2d(body, filters[0], (3, 3), "conv0", padding=(1, 1))
@@ -83,7 +81,7 @@ def get_net(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> Function:
-    """Return a network of 18 to 152 layers, or of 6n + 2 for images of at most 28 rows.
+    """Return a ResNet of 18 to 152 layers, or of 6n + 2 for images of at most 28 rows.
 
     Raises:
         ValueError: There is no network of that number of layers.
@@ -109,7 +107,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(get_net(batch_size, num_classes, num_layers, image_shape, dtype))
 
 

@@ -1,4 +1,4 @@
-"""SqueezeNet: few channels, then 1x1 and 3x3 side by side (Iandola and others, 2016)."""
+"""SqueezeNet (Iandola et al. 2016)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _conv(data: Expr, channels: int, size: int, name: str, stride: int = 1, pad:
 
 
 def fire(data: Expr, squeezed: int, name: str) -> Expr:
-    """Return the squeeze and the two expansions to four times its channels each."""
+    """Return a fire module: a squeeze layer and two expand layers of four times its channels."""
     body = _conv(data, squeezed, 1, f"{name}_squeeze1x1")
     pointwise = _conv(body, 4 * squeezed, 1, f"{name}_left_expand1x1")
     spatial = _conv(body, 4 * squeezed, 3, f"{name}_right_expand3x3", pad=1)
@@ -40,7 +40,7 @@ def get_net(
     version: str = "1.0",
     dtype: str = "float32",
 ) -> Function:
-    """Return the network of a version.
+    """Return the network of version 1.0 or 1.1.
 
     Raises:
         ValueError: There is no such version.
@@ -66,7 +66,7 @@ def get_workload(
     image_shape: tuple[int, ...] = (3, 224, 224),
     dtype: str = "float32",
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     return create_workload(get_net(batch_size, image_shape, num_classes, version, dtype))
 
 

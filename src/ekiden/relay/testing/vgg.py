@@ -1,4 +1,4 @@
-"""VGG: stacks of 3x3 convolutions (Simonyan and Zisserman, 2014)."""
+"""VGG (Simonyan and Zisserman 2014)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def get_net(
     num_layers: int = 11,
     batch_norm: bool = False,
 ) -> Function:
-    """Return the network of 11, 13, 16 or 19 layers.
+    """Return VGG-11, -13, -16 or -19.
 
     Raises:
         ValueError: There is no network of that number of layers.
@@ -59,7 +59,7 @@ def get_workload(
     num_layers: int = 11,
     batch_norm: bool = False,
 ) -> tuple[IRModule, dict[str, Tensor]]:
-    """Return the network with parameters."""
+    """Return the network as a module with initialised parameters."""
     net = get_net(batch_size, image_shape, num_classes, dtype, num_layers, batch_norm)
     return create_workload(net)
 

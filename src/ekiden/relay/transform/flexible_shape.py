@@ -1,4 +1,5 @@
-"""Dispatch on the size of an axis: kernels for some sizes, and a general function for all others.
+"""Dispatch on a dynamic axis size: specialised functions for bucket sizes, a general one for the
+rest.
 
     FlexibleShapeDispatch([1, 4])
     def @main(%x: Tensor[(2, 3), float32]) -> Tensor[(2, 3), float32] { nn.relu(%x) }
@@ -36,7 +37,8 @@ def FlexibleShapeDispatch(  # noqa: N802
     input_indices: Sequence[int] | None = None,
     affects_output: bool = True,
 ) -> Pass:
-    """Return the pass described at the top of this file.
+    """Return a pass that dispatches on an axis size to functions specialised to bucket sizes (TVM's
+    FlexibleShapeDispatch).
 
     Args:
         buckets: The sizes.
@@ -63,6 +65,8 @@ def FlexibleShapeDispatch(  # noqa: N802
 
 @dataclass(frozen=True, slots=True)
 class _DispatchOptions:
+    """Options of FlexibleShapeDispatch."""
+
     axis: int
     auto_pad: bool
     pad_value: float
@@ -71,7 +75,7 @@ class _DispatchOptions:
 
 
 class _Dispatch:
-    """Builder of the function that tests the size, and those that it calls."""
+    """Builder of the dispatching `main` and of its specialised variants."""
 
     def __init__(self, module: IRModule, options: _DispatchOptions) -> None:
         self.module, self.asked = module, options
@@ -91,8 +95,9 @@ class _Dispatch:
             raise CompileError(f"{what}: a tensor with axis {axis} expected, got {kind}")
 
     def made(self, buckets: Sequence[int]) -> IRModule:
-        """Return the module with the dispatching function and one variant per size."""
+        """Build the module with the dispatcher and one variant per bucket size."""
         params = self._params(self.size)
+        # The general function comes first: the type of its results is that of all.
         anything, module = self._variant(self.module, "any", params)
         kind = self._result(module, anything)
         body: Expr = anything(*params)
@@ -104,7 +109,7 @@ class _Dispatch:
         return module.with_function("main", dispatcher)
 
     def _params(self, dim: PrimExpr) -> list[Var]:
-        """Return the parameters with a size on the axis."""
+        """Return the parameters with a given size on the dispatched axis."""
         params = list(self.main.params)
         for number in self.asked.inputs:
             var = params[number]
@@ -118,10 +123,11 @@ class _Dispatch:
     def _variant(
         self, module: IRModule, name: str, params: Sequence[Var]
     ) -> tuple[GlobalVar, IRModule]:
-        """Add a function with these parameters and the body of `main`."""
+        """Add a variant of `main` with the given parameters to the module."""
         full = f"main_{name}"
         if full in module:
             raise CompileError(f"FlexibleShapeDispatch: the module has a function @{full} already")
+        # Variables of its own, as each variant declares another type for them.
         own = [Var(p.name_hint, p.type_annotation or p.checked_type, p.span) for p in params]
         body = bind(self.main.body, dict(zip(self.main.params, own, strict=True)))
         variant = self.main.with_fields(params=tuple(own), body=body, ret_type=None)
@@ -129,7 +135,9 @@ class _Dispatch:
         return extended.get_global_var(full), extended
 
     def _result(self, module: IRModule, anything: GlobalVar) -> Type:
-        """Return the type of the results, of any size."""
+        """Return the result type, and check that the dynamic size occurs in it as `affects_output`
+        says.
+        """
         typed = InferType()(module)[anything]
         assert isinstance(typed, Function) and typed.ret_type is not None
         axis, affects = self.asked.axis, self.asked.affects_output
@@ -146,6 +154,7 @@ class _Dispatch:
     def _is_for(self, bucket: int, params: Sequence[Var]) -> Expr:
         first = params[self.asked.inputs[0]]
         size = op.take(op.shape_of(first, "int64"), constant(self.asked.axis, "int64"))
+        # With padding a bucket takes smaller sizes as well.
         compare = op.less_equal if self.asked.auto_pad else op.equal
         return compare(size, constant(bucket, "int64"))
 
@@ -157,7 +166,7 @@ class _Dispatch:
         return _mapped(result, kind, self._of_any_size)
 
     def _of_size(self, var: Var, bucket: int) -> Expr:
-        """Return an input as a tensor of a bucket's size."""
+        """Pad (with auto_pad) or reshape an input to a bucket's size."""
         kind, axis = var.type_annotation, self.asked.axis
         assert isinstance(kind, TensorType)
         data: Expr = var
@@ -170,8 +179,9 @@ class _Dispatch:
         return op.reshape(data, shape, allowzero=True)
 
     def _of_any_size(self, data: Expr, kind: TensorType) -> Expr:
-        """Return a result of a bucket's size as one of any size."""
+        """Slice and reshape a variant's result to the dynamic size."""
         if self.asked.auto_pad and self.asked.affects_output:
+            # The rows that were added to the input are cut off.
             data = op.strided_slice(data, [0], [self.size], axes=[self.asked.axis])
         return op.reshape(data, kind.shape, allowzero=True)
 
@@ -185,7 +195,7 @@ def _leaves(kind: Type) -> list[TensorType]:
 
 
 def _mapped(value: Expr, kind: Type, change: Callable[[Expr, TensorType], Expr]) -> Expr:
-    """Change every tensor in a value."""
+    """Map a function over every tensor of a nested tuple."""
     if isinstance(kind, TensorType):
         return change(value, kind)
     assert isinstance(kind, TupleType)

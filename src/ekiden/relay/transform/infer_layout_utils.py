@@ -1,4 +1,4 @@
-"""Layout inference: how operators follow the layouts of their inputs, for ConvertLayout and
+"""Layout inference rules: how each operator adapts to its inputs' layouts, for ConvertLayout and
 AlterOpLayout.
 
 A rule gets the layouts that a call's inputs had ("NCHW"; None where they are unknown) and, the
@@ -36,7 +36,9 @@ Layouts = Sequence[Layout]
 
 @dataclass(frozen=True, slots=True)
 class InferCorrectLayoutOutput:
-    """Result of a rule (TVM's name): layouts of inputs and results, attributes."""
+    """Result of a layout rule (TVM's name): layouts of inputs and outputs, and the adapted
+    attributes.
+    """
 
     input_layouts: Layouts
     output_layouts: Layouts
@@ -53,23 +55,23 @@ Rule = Callable[[Fields, NewLayouts, Layouts, Types], _Output]
 
 
 def primal_axes(layout: str) -> list[str]:
-    """Return the primal axes of a layout, in order: NCHW16c -> N, C, H, W."""
+    """Return the primal axes of a layout in order: NCHW16c -> N, C, H, W."""
     return [letter for letter, _ in parse(layout) if letter.isupper()]
 
 
 def factor_of(layout: str, letter: str) -> int:
-    """Return how an axis is split: 16 for C in NCHW16c, 0 if it is not."""
+    """Return the block factor of an axis: 16 for C in NCHW16c, 0 if the axis is not split."""
     return next((size for name, size in parse(layout) if name == letter.lower()), 0)
 
 
 def axis_of(layout: str, letter: str) -> int:
-    """Return the index of a primal axis, -1 if there is none."""
+    """Return the index of a primal axis in a layout, or -1."""
     names = [name for name, _ in parse(layout)]
     return names.index(letter) if letter in names else -1
 
 
 def join_axes(axes: Sequence[tuple[str, int]]) -> str:
-    """Return the layout of axes: the inverse of `parse`."""
+    """Format (letter, factor) pairs as a layout string, the inverse of `parse`."""
     return "".join(f"{size or ''}{letter}" for letter, size in axes)
 
 
@@ -85,25 +87,26 @@ def _rank(kind: Type) -> int:
 
 
 def elementwise(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Accept any layout, the same for all."""
+    """Infer one common layout for all operands of an elementwise operator."""
     chosen = new[0] if new is not None else next((layout for layout in old if layout), None)
     return _Output((chosen,) * len(old), (chosen,), attrs)
 
 
 def _is_alike(layout_a: str, layout_b: str) -> bool:
-    """Return whether two layouts differ by the names of their axes alone."""
+    """Return whether two layouts are equal up to a renaming of axes."""
     a, b = parse(layout_a), parse(layout_b)
     if len(a) != len(b) or any(
         s != t or x.isupper() != y.isupper() for (x, s), (y, t) in zip(a, b, strict=True)
     ):
         return False
     forward = {x: y for (x, _), (y, _) in zip(a, b, strict=True)}
+    # Both directions: the renaming must be one to one.
     back = {y: x for (x, _), (y, _) in zip(a, b, strict=True)}
     return all(forward[x] == y and back[y] == x for (x, _), (y, _) in zip(a, b, strict=True))
 
 
 def _change_alike(old: str, like_old: str, like_new: str) -> str | None:
-    """Change `old` as `like_old` is changed to `like_new`.
+    """Transform `old` in the way that `like_old` became `like_new`; None where that is undefined.
 
     The two broadcast, and may name axes differently: (W, NCHW, NHWC) -> NHWC; dropping what W lacks
     is left to the caller. Axes that broadcast together are paired from the last one on; those that
@@ -121,6 +124,7 @@ def _change_alike(old: str, like_old: str, like_new: str) -> str | None:
         return None
     if not _is_alike(join_axes(tail), join_axes(shorter)):
         return None
+    # From the right, as broadcasting aligns axes.
     names = dict(
         zip(
             (x.upper() for x, _ in reversed(parse(like_old))),
@@ -131,6 +135,7 @@ def _change_alike(old: str, like_old: str, like_new: str) -> str | None:
     used = set(names.values())
     for letter in reversed(primal_axes(like_old)):
         if letter not in names:
+            # Axes that only the longer tensor has need letters that are not taken.
             free = next(c for c in (letter, *map(chr, range(65, 91))) if c not in used)
             names[letter] = free
             used.add(free)
@@ -144,7 +149,9 @@ def _change_alike(old: str, like_old: str, like_new: str) -> str | None:
 
 
 def _for_ones(layout: str, old: str, shape: Sequence[Any]) -> str:
-    """Inner axes of what broadcasts have extent 1: NCHW16c -> NCHW1c, where C is 1 or absent."""
+    """Return the layout for a broadcast operand: blocks of a unit or absent axis have factor 1
+    (NCHW16c -> NCHW1c).
+    """
     axes = []
     for letter, size in parse(layout):
         if letter.islower():
@@ -156,9 +163,7 @@ def _for_ones(layout: str, old: str, shape: Sequence[Any]) -> str:
 
 
 def broadcast(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Return the layouts of two tensors that broadcast: the smaller is changed as the
-    larger was.
-    """
+    """Infer the layouts of two broadcasting operands: the smaller follows the larger."""
     failed = _Output((None, None), (None,), attrs)
     shapes = [t.shape if isinstance(t, TensorType) else () for t in types[:2]]
     large = 0 if len(shapes[0]) >= len(shapes[1]) else 1
@@ -177,6 +182,7 @@ def broadcast(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Ou
         result = layouts[large]
     if new is None:
         return _Output(layouts, (result,), attrs)
+    # An unknown layout counts as one without axes.
     current = [new_layout or "" for new_layout in new[:2]]
     more = 0 if len(primal_axes(current[0])) >= len(primal_axes(current[1])) else 1
     small = 1 - more
@@ -193,7 +199,7 @@ def broadcast(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Ou
 
 
 def _convolution(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Keep the layouts of a convolution: others follow it."""
+    """Infer the layouts of a convolution, which keeps its own."""
     more = ("C",) * (len(old) - 2)
     inputs = (attrs.data_layout, attrs.kernel_layout, *more)
     return _Output(inputs, (attrs.out_layout or attrs.data_layout,), attrs)
@@ -205,14 +211,16 @@ def _deformable(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _
 
 
 def _follow_data(fits: Callable[[str, str], bool]) -> Rule:
-    """Operators with one attribute `layout`, which follow their data where that fits."""
+    """Return a rule for operators with one `layout` attribute, which adopt their data's layout
+    where `fits` allows it.
+    """
 
     def rule(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-        """Return the data's layout where it changed and fits, else the call's own, which a user may
-        have chosen.
+        """Adopt the data's changed layout where it fits, else keep the call's own.
 
         Further inputs are vectors of channels.
         """
+        # If the call's layout differs from the data's, it has been changed deliberately.
         new_layout = new[0] if new is not None and attrs.layout == old[0] else None
         if new_layout and new_layout != old[0] and fits(new_layout, attrs.layout):
             attrs = attrs.with_fields(layout=new_layout)
@@ -223,13 +231,13 @@ def _follow_data(fits: Callable[[str, str], bool]) -> Rule:
 
 
 def _same_windows(layout: str, own: str) -> bool:
-    """Return whether the axes of windows keep their indices, unsplit."""
+    """Return whether the spatial axes keep their positions and stay unsplit."""
     axes = [letter for letter in "DHW" if axis_of(own, letter) >= 0]
     return all(axis_of(layout, a) == axis_of(own, a) and not factor_of(layout, a) for a in axes)
 
 
 def _pool(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow any layout that does not split the axes of windows."""
+    """Infer the layouts of a pooling, which adopts any layout with unsplit spatial axes."""
 
     def fits(layout: str, own: str) -> bool:
         axes = [letter for letter in "DHW" if axis_of(own, letter) >= 0]
@@ -242,7 +250,7 @@ def _pool(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output
 
 
 def _channels(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow batch normalization's data, parameters along the axis."""
+    """Infer the layouts of batch_norm: data and per-channel parameters along `axis`."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
         return _Output((None,), (None,), attrs)
@@ -255,7 +263,7 @@ def _channels(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Ou
 
 
 def _one_axis(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow the data of an operator along `axis`; further inputs are vectors along it."""
+    """Infer the layouts of an operator along one `axis`; further inputs are vectors along it."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
         return _Output((None,), (None,), attrs)
@@ -268,7 +276,7 @@ def _one_axis(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Ou
 
 
 def _axes(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow the data of an operator along `axis`, a tuple, of one result like the data."""
+    """Infer the layouts of an operator along a tuple `axis`, whose result has its data's shape."""
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
         return _Output((None,), (None,), attrs)
@@ -284,7 +292,7 @@ def _axes(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output
 
 
 def _fixed(*layouts: str) -> Rule:
-    """Return a rule of fixed layouts: of the inputs, then of the result."""
+    """Return a rule with fixed layouts, inputs first, result last."""
 
     def rule(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
         return _Output(layouts[:-1], layouts[-1:], attrs)
@@ -300,8 +308,8 @@ def _regions(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Out
 
 
 def _reduce(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow the data of a reduction: the axes by their letters; inner axes with their
-    primal ones.
+    """Infer the layouts of a reduction: reduced axes map by letter, blocks follow their primal
+    axes.
     """
     layout = old[0] if new is None else new[0]
     if layout is None or old[0] is None:
@@ -332,7 +340,8 @@ def _reduce(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Outp
 
 
 def _arg_reduce(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Follow the data of `argmax` and `argmin` if their axes keep their order.
+    """Infer the layouts of argmax and argmin, whose flattened index requires the order of axes to
+    be preserved.
 
     The index among the elements of several axes is counted in the order of these axes. Along one
     axis it is the same in any layout.
@@ -343,6 +352,7 @@ def _arg_reduce(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _
     named = {_letter(old[0], int(a)) for a in old_axes}
     gone = [candidate for candidate in primal_axes(old[0]) if (candidate in named) != attrs.exclude]
     new_axes = [axis_of(new[0], letter) for letter in gone]
+    # The index counts through the reduced axes in order, so another order would change it.
     stays = new_axes == sorted(new_axes) and not any(factor_of(new[0], reduced) for reduced in gone)
     return _reduce(attrs, new if stays or len(gone) == 1 else old, old, types)
 
@@ -379,7 +389,9 @@ def _squeeze(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Out
 
 
 def _pad(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Move widths with their axes; a split axis is not padded."""
+    """Infer the layouts of a padding: widths move with their axes, split axes must not be
+    padded.
+    """
     layout = old[0]
     if layout is None:
         return _Output((None,), (None,), attrs)
@@ -421,6 +433,7 @@ def _split(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Outpu
     if new is not None and new[0]:
         letter = _letter(layout, attrs.axis)
         factor = factor_of(new[0], letter) or 1
+        # Equal sections stay equal in any layout, while cuts are positions.
         is_list = isinstance(sections, tuple)
         if axis_of(new[0], letter) >= 0 and (not is_list or all(s % factor == 0 for s in sections)):
             layout = new[0]
@@ -438,7 +451,9 @@ def _numbers(values: Sequence[Any] | None) -> list[int] | None:
 
 
 def _strided_slice(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-    """Move bounds with their axes, divided by the factor of a split one."""
+    """Infer the layouts of strided_slice: bounds move with their axes and are divided by block
+    factors.
+    """
     layout = old[0]
     failed = _Output((None,), (None,), attrs)
     if layout is None or new is None or new[0] is None:
@@ -502,12 +517,12 @@ def _topk(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output
 
 
 def _with_qparams(rule: Rule, data: int) -> Rule:
-    """Return a rule for the first `data` inputs; the others are scales and zero points."""
+    """Extend a rule to quantised operators: the first `data` inputs are data, the others scales and
+    zero points.
+    """
 
     def extended(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -> _Output:
-        """Extend the rule's answer by "C" for each scale and zero point, vectors of channels or
-        scalars.
-        """
+        """Apply the rule to the data inputs, with layout "C" for scales and zero points."""
         output = rule(attrs, None if new is None else new[:data], old[:data], types[:data])
         inputs = (*output.input_layouts, *("C",) * (len(old) - data))
         return _Output(inputs, output.output_layouts, output.new_attrs)
@@ -561,9 +576,8 @@ RULES: dict[str, Rule] = {
 def infer_layouts(
     op: Op, attrs: Fields, new: NewLayouts, old: Layouts, types: Types
 ) -> _Output | None:
-    """Return the layouts of a call by its operator's rule; None if there is none, or if it does not
-    know.
-    """
+    """Infer the layouts of a call by its operator's rule, or return None."""
+    # A user's rule comes before the one of the table.
     rule: Any = OP_ATTRS.get("FInferCorrectLayout", {}).get(op.name) or RULES.get(op.name)
     if rule is None:
         pattern = OPS[op.name].pattern

@@ -1,5 +1,5 @@
-"""Memory planning: the intermediate tensors of a function get offsets in one storage, so that those
-not alive together share bytes.
+"""Static memory planning: assign the intermediate tensors of a function offsets in one arena, where
+lifetimes allow sharing.
 
     let %s0 = memory.alloc_storage(size=64); let %t0 = memory.alloc_tensor(%s0, offset=0, ...); ...
     let %s1 = memory.alloc_storage(size=64); let %t1 = memory.alloc_tensor(%s1, offset=0, ...); ...
@@ -63,12 +63,11 @@ MIN_PLANNED_WORKSPACE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
-    """Facts of a kernel that the plan needs.
+    """Memory properties of a kernel that the plan uses.
 
-    workspace   bytes that it needs at once beside its arguments
-    in_place    numbers of the inputs that may share the bytes of its output
-    vectors     whether its code has any
-    updates     whether the one input that may share them needs no copy then
+    workspace   bytes that it needs at once beside its arguments in_place    numbers of the inputs
+    that may share the bytes of its output vectors     whether its code has any updates     whether
+    the one input that may share them needs no copy then
     """
 
     workspace: PrimExpr
@@ -82,10 +81,10 @@ Kernels = Mapping[RelayExpr, KernelFacts]
 
 
 def _with_scratch(function: Function, entry_symbols_: set[PrimVar], kernels: Kernels) -> Function:
-    """Add a storage for the working memory of each kernel that needs much."""
+    """Allocate a storage for the workspace of each kernel that needs a large one."""
 
     def lower(binding: Binding) -> list[Binding]:
-        """Allocate the working memory of a call of a kernel before it.
+        """Allocate a kernel call's workspace before the call.
 
         Small working memory comes from the thread's own; one whose size depends on names that are
         not known at the function's entry cannot share, and does too.
@@ -94,6 +93,7 @@ def _with_scratch(function: Function, entry_symbols_: set[PrimVar], kernels: Ker
         if not (isinstance(value, Call) and op_name(value) == "vm.invoke_tvm_op"):
             return [binding]
         facts = kernels.get(value.args[0])
+        # The arena is allocated at entry, where only these symbols have values.
         if facts is None or not entry_symbols_.issuperset(free_vars(facts.workspace)):
             return [binding]
         size = facts.workspace
@@ -116,13 +116,14 @@ def _with_scratch(function: Function, entry_symbols_: set[PrimVar], kernels: Ker
 
 
 def known_at_entry(function: Function) -> set[PrimVar]:
-    """Return the symbols in the types of a function's parameters, of which sizes at entry may
-    consist.
+    """Return the symbols that a function's parameter types determine, over which sizes at entry are
+    expressed.
 
     Of a lifted closure, those of what it captures too.
     """
     inner = function.body
     params = function.params
+    # A closure gets captured values and arguments from two parameter lists.
     if function.attr("Closure") is not None and isinstance(inner, Function):
         params = (*params, *inner.params)
     kinds: list[Type] = [p.checked_type for p in params]
@@ -137,7 +138,7 @@ def known_at_entry(function: Function) -> set[PrimVar]:
 
 
 class _Planner:
-    """Planner of one function."""
+    """Arena planner of one function."""
 
     def __init__(
         self,
@@ -160,8 +161,9 @@ class _Planner:
         """Where a stretch begins -> its arenas, one for each device."""
 
     def plan(self) -> RelayExpr:
-        """Return the body with its arenas."""
+        """Return the body with its storages replaced by arenas."""
         for stretch, requests in self._group_requests().items():
+            # Merged requests share one storage, and each of them gets its offset.
             merged = merge_in_place(self.lifetimes, requests, self._may_replace)
             placements, total = assign_offsets(merged, self.order)
             arena = Var("arena")
@@ -189,7 +191,7 @@ class _Planner:
         return groups
 
     def _updated_storages(self) -> set[Var]:
-        """Return the storages of results that may have the memory of something from elsewhere.
+        """Return the storages of in-place results that may reuse memory from outside the function.
 
         A kernel that changes elements of a tensor (`updates`) need not copy it where it may have
         its memory, which is known at run time (UpdateInPlace); an offset in an arena would make
@@ -208,12 +210,14 @@ class _Planner:
             old = inputs.fields[facts.in_place[0]]
             if not isinstance(old, Var) or old in self.given:
                 continue
+            # Only a tensor outside of the arena hands its memory on to the result.
             if homes.get(old, frozenset()) <= storages | escaped:
                 storages |= homes.get(outputs.fields[0], frozenset())
         return storages
 
     def _rewritten(self) -> RelayExpr:
         new: dict[RelayExpr, RelayExpr] = {}
+        # Inner blocks come later in the list, and must exist before the outer ones.
         for block in reversed(self.lifetimes.blocks):
             new[block.root] = self._chain(block, new).wrap()
         return new[self.lifetimes.blocks[0].root]
@@ -245,10 +249,11 @@ class _Planner:
 
 
 def _ends_within(request: Request, stretch: ArenaKey) -> bool:
-    """Return whether a storage is dead when the stretch ends."""
+    """Return whether a storage is dead at the end of its region."""
     block, count, _ = stretch
     if count == len(block.barriers):
         return request.is_dead_after(block.end)
+    # The barrier may call this function again, so nothing may live into it.
     return request.is_dead_after(block.positions[block.barriers[count]] - 1)
 
 
@@ -259,7 +264,7 @@ def _planned(
     concurrent: bool,
     is_root: bool,
 ) -> Function:
-    """Plan a function; `group` are the names of those it calls that may call it."""
+    """Plan one function; `group` holds the names of its mutually recursive callees."""
     entry_symbols_ = known_at_entry(function)
     with_scratch = _with_scratch(function, entry_symbols_, kernels)
     # Parameters of entry points belong to the user: an update of them is always a copy.
@@ -272,7 +277,7 @@ def _planned(
 def MemoryPlan(  # noqa: N802
     kernels: Kernels | None = None, *, concurrent: bool = False
 ) -> Pass:
-    """Return the pass described at the top of this file.
+    """Return a pass that places intermediate tensors in arenas.
 
     Args:
         kernels: What is known of kernels; nothing is known of those left out.
@@ -281,10 +286,11 @@ def MemoryPlan(  # noqa: N802
             the other by their data, so that independent kernels can run at the same time. Then no
             kernel replaces what it reads, and threads have working memory of their own.
     """
+    # Kernels that run at the same time must not overwrite the inputs of each other.
     facts = {} if concurrent or kernels is None else kernels
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Plan each function of a module for itself.
+        """Plan each function of a module separately.
 
         A call of a function in a cycle of calls with it is a barrier, over which no storage is
         reused.

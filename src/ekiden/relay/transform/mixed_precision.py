@@ -1,4 +1,4 @@
-"""User rules for `ToMixedPrecision`, with TVM's names and numbers.
+"""User-registered conversion rules for ToMixedPrecision, with TVM's names and values.
 
     @register_mixed_precision_conversion("nn.dense")
     def keep(call, mixed_precision_type):
@@ -28,7 +28,8 @@ PRECISION_OF = {
 
 
 def user_rule(call: Call, name: str, small: str) -> tuple[Precision, str] | None:
-    """Return the answer of a user's rule for a call.
+    """Apply a user's conversion rule to a call; return (precision category, output dtype), or None
+    if there is no rule.
 
     Returns:
         What becomes of the call, and the dtype of its result; None where there is no rule.

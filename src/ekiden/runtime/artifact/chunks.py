@@ -43,7 +43,7 @@ def size_of(piece: Piece) -> int:
 
 def joined(pieces: Sequence[Piece]) -> memoryview:
     """Join pieces in a tensor's memory: with huge pages it takes a third of the time of joined
-    `bytes`, and it is aligned as constants are, so that `executable_of` need not copy.
+    `bytes`, and it is aligned as constants are, so that `executable_of` need not copy them.
     """
     buffer = empty((sum(map(size_of, pieces)),), "uint8").numpy()
     at, copies = 0, []
@@ -61,6 +61,7 @@ def put_all(copies: Sequence[tuple[np.ndarray, Piece]]) -> None:
     len(large_destination) >= MIN_THREADED_BYTES
              for a, b, chunk in _split(piece, len(large_destination))]  # fmt: skip
     jobs = min(len(large), environment.compile_jobs())
+    # Small copies cost less than handing them to a thread.
     for destination, piece in copies:
         if len(destination) < MIN_THREADED_BYTES:
             _put(destination, piece)
@@ -89,6 +90,8 @@ def parts_of(pieces: Iterable[Piece]) -> Iterator[memoryview]:
         else:
             yield from _by_threads(piece, size)
         if isinstance(piece, np.ndarray):
+            # Without it, weights of the size of main memory would stay resident once they are
+            # written.
             mapped_files.drop(piece)
 
 
@@ -99,6 +102,7 @@ def _by_threads(piece: Piece, size: int) -> Iterator[memoryview]:
     with futures.ThreadPoolExecutor(jobs) as pool:
         for begin, end, chunk in _split(piece, size):
             waiting.append(pool.submit(_copied, chunk, end - begin))
+            # At most jobs + 1 copies exist at a time, which bounds the memory of writing.
             if len(waiting) > jobs:
                 yield waiting.popleft().result()
         while waiting:
@@ -106,8 +110,8 @@ def _by_threads(piece: Piece, size: int) -> Iterator[memoryview]:
 
 
 def checksum(data: Bytes, before: int = 0) -> int:
-    """Return the CRC-32 of data after the checksum `before`, by the runtime, which takes less than
-    half of zlib's time.
+    """Return the CRC-32 of data, continued from `before`; the runtime's takes less than half of
+    zlib's time.
     """
     data_tensor = tensor(np.frombuffer(data, np.uint8))
     crc = get_global_func("ek.runtime.crc32")(data_tensor, before)

@@ -43,8 +43,8 @@ _CONSTANT = struct.Struct("<BBHI")
 
 @dataclass(frozen=True, slots=True)
 class SectionSource:
-    """Section source: its kind, its variant (0: common to all), and the function from its file
-    offset to its bytes in pieces.
+    """Source of one section of the .eki file, written lazily: kind, variant (0: common to all), and
+    a function from the file offset to the bytes in pieces.
     """
 
     kind: Section
@@ -70,8 +70,8 @@ LATE_BOUND, STORED, MADE_AT_LOAD = 0, 1, 0xFFFF
 
 @dataclass(frozen=True, slots=True)
 class ArtifactFile:
-    """File whose sections are laid out and whose bytes stay in pieces where they were computed. The
-    pieces may be read more than once and must not be written.
+    """Artifact file with laid-out sections, whose bytes stay in the pieces in which they were
+    computed. The pieces may be read more than once and must not be written.
     """
 
     rows: tuple[tuple[int, int, int], ...]
@@ -91,6 +91,7 @@ class ArtifactFile:
         """Write the file to a stream, a piece at a time. The header holds checksums of all
         sections, so the data is read twice.
         """
+        # The header holds the checksums, so a stream without seek needs two passes over the data.
         sums = [
             self._sum(parts_of(pieces), length)
             for pieces, (_, _, length) in zip(self.sections, self.rows, strict=True)
@@ -120,6 +121,7 @@ class ArtifactFile:
         """Return the checksum of `length` bytes, without the padding after them."""
         crc = 0
         for chunk in chunks:
+            # Alignment padding is not part of the checksum.
             if length > 0:
                 crc = checksum(chunk[:length], crc)
             length -= len(chunk)
@@ -136,14 +138,14 @@ class ArtifactFile:
 
 
 class Seekable(Writer, Protocol):
-    """Stream of its own from the beginning that can seek back."""
+    """Stream that starts at its beginning and can seek back."""
 
     def seek(self, offset: int, /) -> object:
         """Go to a byte."""
 
 
 def _written(chunks: Iterable[memoryview], file: Writer) -> Iterator[memoryview]:
-    """Yield chunks after writing each."""
+    """Yield chunks after writing each to a stream."""
     for chunk in chunks:
         file.write(chunk)
         yield chunk
@@ -151,10 +153,12 @@ def _written(chunks: Iterable[memoryview], file: Writer) -> Iterator[memoryview]
 
 def assemble(sources: Iterable[SectionSource]) -> ArtifactFile:
     """Lay out the sections of a file: of each variant at most one of each kind."""
+    # A canonical order makes equal programs equal files, which caches and tests rely on.
     ordered = sorted(sources, key=lambda source_key: (source_key.variant, source_key.kind))
     at = _aligned(_HEADER.size + len(ordered) * _ENTRY.size)
     rows, sections = [], []
     for source in ordered:
+        # The constants section stores absolute file offsets, so it must know its own.
         payload = source.payload_at(at)
         length = sum(map(size_of, payload))
         rows.append((source.variant << VARIANT_BITS | source.kind, at, length))
@@ -171,9 +175,9 @@ def write_sections(sources: Iterable[SectionSource]) -> memoryview:
 
 
 def executable_of(data: Bytes, apart: Mapping[int, np.ndarray] | None = None) -> Executable:
-    """Load the program in a file's bytes, which must not be written any more: constants share the
-    memory where it is aligned as `write_sections` aligns it. `apart` are constants by number
-    that the file lacks; they are copied, or used in place where they are immutable and aligned.
+    """Load the program in a file's bytes. They must not change any more: constants share the memory
+    where it is aligned as `write_sections` aligns it. `apart` are constants by number that the
+    file lacks; they are copied, or used in place where they are immutable and aligned.
     """
     executable = get_global_func("ek.executable.of_tensor")(tensor(np.frombuffer(data, np.uint8)))
     assert isinstance(executable, Executable)
@@ -199,6 +203,7 @@ def is_settled(array: np.ndarray) -> bool:
     own arrays are not, even if read-only: their owner may make them writable again.
     """
     owner = array
+    # A view may be read-only while the array that owns its memory is not.
     while isinstance(owner.base, np.ndarray):
         owner = owner.base
     base: object = owner.base
@@ -295,7 +300,7 @@ def _string(section: memoryview, at: int) -> tuple[str, int]:
 
 
 def with_constants(data: Bytes, constants: Sequence[ConstantRecord]) -> ArtifactFile:
-    """Return the file with its constants' data replaced, or removed for some."""
+    """Build the file with the data of its constants replaced, or removed for some."""
     return assemble(
         _constants_part(constants) if kind is Section.CONSTANTS else _same(kind, payload, variant)
         for kind, variant, payload in read_sections(data)
@@ -303,9 +308,8 @@ def with_constants(data: Bytes, constants: Sequence[ConstantRecord]) -> Artifact
 
 
 def without_kernels(data: Bytes, variant: int) -> memoryview:
-    """Return the file of one variant without native code; `variant` is 0 where there is
-    only one.
-    """
+    """Build the file of one variant without native code; `variant` is 0 where there is only one."""
+    # Removing a section moves the constants, whose records hold offsets.
     constants = _constants_part(read_constants(data))  # their data moves
     sources = [
         _same(kind, payload)

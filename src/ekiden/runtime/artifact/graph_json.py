@@ -51,7 +51,7 @@ Decode = Callable[[object, type[Enum] | None], object]
 
 
 class NodeFamily(NamedTuple):
-    """Serialisation of a family of classes as nodes."""
+    """Serialisation of a family of classes: how a node becomes a key and fields, and back."""
 
     classes: tuple[type, ...]
     take_apart: Callable[[Any], tuple[str, NodeFields]]
@@ -164,6 +164,7 @@ class _Writer:
             (inner, None) for inner in reversed(list(_inner_objects(root)))
         ]
         begun: set[object] = set()
+        # Iterative, because graphs nest deeper than Python's recursion limit.
         while stack:
             at, record = stack.pop()
             identity = _identity(at)
@@ -171,8 +172,11 @@ class _Writer:
                 record[1] = {name: self._encode(value) for name, value in record[1]}  # type: ignore[attr-defined]
                 self.nodes.append(record)
                 self.numbers[identity] = len(self.nodes) - 1
+                # Identities are reused once an object is freed.
                 self._alive.append(at)
             elif identity not in self.numbers:
+                # Begun but not numbered: the object is its own descendant, and JSON cannot refer
+                # forwards.
                 if identity in begun:
                     raise ValueError(f"save_json: an object of {type(at).__name__} contains itself")
                 begun.add(identity)
@@ -196,6 +200,7 @@ class _Writer:
             case None | bool() | str() | int():
                 return value
             case float():
+                # JSON has no infinities and NaN.
                 return value if math.isfinite(value) else {"float": repr(value)}
             case Tensor():
                 return {"tensor": self._array(value, value.numpy())}

@@ -46,6 +46,8 @@ class _File:
 
     def check(self, what: str, error: type[EkidenError]) -> None:
         """Raise an error if the file has changed."""
+        # Truncation would raise SIGBUS; the runtime maps zeros there and sets a flag that is tested
+        # here.
         if (
             get_global_func("ek.files.is_cut")(self.mapped)
             or _state(os.fstat(self.handle)) != self.state
@@ -78,6 +80,7 @@ class MappedFiles:
         returns None.
         """
         status = os.fstat(handle)
+        # Each mapped file holds a descriptor open, of which a process has few.
         mapped = _mapped(handle, status) if len(self.files) < MAX_OPEN_FILES else None
         if mapped is None:
             return None
@@ -132,7 +135,9 @@ def guarded_map(handle: int, size: int) -> Tensor | None:
 
 
 def _state(status: os.stat_result) -> tuple[int, int]:
-    """Return what changes with a file's contents, and not with its names."""
+    """Return the inode state that changes with a file's contents but not with its names: size and
+    modification time.
+    """
     return status.st_size, status.st_mtime_ns
 
 
@@ -141,8 +146,8 @@ _BORROWED_FILES: ContextVar[MappedFiles | None] = ContextVar("borrowed_files", d
 
 @contextmanager
 def borrowing() -> Iterator[MappedFiles]:
-    """Allow readers inside to return arrays in mapped files, to a caller that copies what it keeps
-    and calls `check`.
+    """Allow readers inside to return arrays that borrow mapped files; the caller copies what it
+    keeps and calls `check`.
     """
     files = MappedFiles()
     token = _BORROWED_FILES.set(files)
@@ -158,9 +163,10 @@ def borrowed_files() -> MappedFiles | None:
 
 
 def drop(array: NDArray[np.generic]) -> None:
-    """Release the pages of a mapped file under an array; it comes again when it is read. Nothing,
-    for an array that lies elsewhere.
+    """Release the resident pages of a mapped file under an array (MADV_DONTNEED); reading them
+    again reloads them. Nothing, for an array that lies elsewhere.
     """
+    # The span of a strided view in bytes; negative strides would need another begin.
     steps = [(n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)]
     if array.size and min(steps, default=0) >= 0:
         begin: int = array.__array_interface__["data"][0]

@@ -41,7 +41,7 @@ Key: TypeAlias = int | str
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Description of an input or output: its name, shape (numbers, symbol names, expressions) and
+    """Signature entry of an input or output: name, shape (numbers, symbol names, expressions) and
     dtype.
     """
 
@@ -242,7 +242,7 @@ _METADATA = _record(
 
 
 def _against(metadata: Mapping[str, object], tables: Tables) -> None:
-    """Check the metadata against the artifact's tables."""
+    """Check that the indices in the metadata exist in the artifact's tables."""
     if "main" in metadata:
         _within(".main", lambda main: _check_main(main, tables), metadata["main"])
     for field in ("sources", "checks"):

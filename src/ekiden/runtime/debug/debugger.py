@@ -21,7 +21,7 @@ from ekiden.runtime.profile.report import instruction_sources, instructions
 
 
 class Place(NamedTuple):
-    """Code location: a function and an instruction index."""
+    """Code location: a function, and the index of an instruction in it."""
 
     function: str
     instruction: int
@@ -45,9 +45,7 @@ class Stepper:
         self.breakpoints: set[Place] = set()
 
     def start(self, func_name: str, *args: object) -> None:
-        """Pause before the first instruction of a function; a call that was under way is
-        forgotten.
-        """
+        """Pause before the first instruction of a function; a call in progress is discarded."""
         self.stop()
         self._module["start"](self.executable.index(func_name), *args)
 

@@ -145,6 +145,7 @@ def decode(words: Sequence[int]) -> list[Instruction]:
     at = 0
     while at < len(words):
         number = words[at]
+        # Words come from files, so each is checked before it is used as an index.
         if not 0 <= number < len(OPCODES):
             raise LoadError(
                 f"decoding word {at}: an opcode below {len(OPCODES)} expected, got {number}"

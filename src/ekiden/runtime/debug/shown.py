@@ -9,8 +9,8 @@ MAX_ELEMENTS = 4
 
 
 def shown(value: object) -> str:
-    """Return a short text of a value: numbers, texts and small containers as Python writes them, an
-    array by its dtype and shape, any other object by its class.
+    """Return a short representation of a value for messages: numbers, texts and small containers as
+    Python prints them, an array as dtype and shape, other objects as their class.
     """
     if isinstance(value, (str, bytes)):
         return repr(value) if len(value) <= MAX_CHARS else f"{value[:MAX_CHARS]!r}..."

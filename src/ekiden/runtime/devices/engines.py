@@ -67,19 +67,19 @@ if these are installed. The runtime looks in EKIDEN_ENGINES and where the system
 
 
 def folder_of(engine: str) -> str:
-    """Return the folder of an engine's library, which EKIDEN_ENGINES names for C programs; "" if no
+    """Return the folder of an engine's library, which EKIDEN_ENGINES sets for C programs; "" if no
     installed package has it.
     """
     return ENGINE_FOLDERS[engine]() if engine in ENGINE_FOLDERS else ""
 
 
 def text_of(code: bytes) -> str:
-    """Return code as text for an artifact's metadata."""
+    """Encode code as text for an artifact's metadata."""
     return base64.b64encode(code).decode()
 
 
 def kept_for(symbol: str, metadata: str) -> str:
-    """Return what an artifact's metadata stores for a region."""
+    """Return the code of a region from an artifact's metadata."""
     stored: str = json.loads(metadata)["external"][symbol][1]
     return stored
 

@@ -42,10 +42,11 @@ def reset_peak_memory() -> None:
 
 @contextmanager
 def within_free_memory() -> Iterator[None]:
-    """Limit programs to the free memory inside: a run that needs more raises MemoryLimitError
-    instead of being killed by the system. A limit that was set stays.
+    """Limit programs inside to the free memory of the system: a run that needs more raises
+    MemoryLimitError instead of being killed. A limit that was set stays.
     """
     free = free_memory()
+    # A limit that the user has set holds.
     is_bounded = memory_limit() != 0 or free is None
     with nullcontext() if is_bounded else bounded_memory(memory_stats().held + (free or 0)):
         yield
@@ -74,8 +75,8 @@ _BOUNDS = _Bounds()
 
 @contextmanager
 def bounded_memory(byte_limit: int) -> Iterator[None]:
-    """Limit the memory of programs inside to so many bytes, and no more than a previous limit; of
-    several threads' bounds the smallest holds.
+    """Limit the memory of programs inside to `byte_limit` bytes, and to any outer limit; of several
+    threads' bounds the smallest holds.
     """
     _BOUNDS.change(lambda: _BOUNDS.active.append(byte_limit))
     try:
@@ -111,6 +112,7 @@ class _HostArrays:
         with self._lock:
             if key in self._sizes:
                 return
+            # Entered before the check, so that two threads do not both count one array.
             self._sizes[key] = 0
         weakref.finalize(owner, self._sizes.pop, key, None).atexit = False
         check_room(owner.nbytes, "a constant")
@@ -125,6 +127,7 @@ def _owner(array: Any) -> Any:  # noqa: ANN401  # NumPy need not be imported her
     memory = array.base
     if isinstance(memory, memoryview):
         memory = memory.obj
+    # Mapped files are not anonymous memory: the system can drop their pages.
     return None if isinstance(memory, mmap.mmap) else array
 
 
@@ -134,7 +137,7 @@ _HOST_ARRAYS = _HostArrays()
 
 
 def hold_array(array: Any) -> None:  # noqa: ANN401  # NumPy need not be imported here
-    """Count an array of a program under compilation as long as it lives."""
+    """Count an array of a program under compilation for as long as it lives."""
     if array.nbytes >= MIN_COUNTED_BYTES:
         _HOST_ARRAYS.hold(array)
 
@@ -167,7 +170,7 @@ def _available() -> int | None:
 
 
 def _left_of_group() -> int | None:
-    """Return what the container may still allocate (cgroup v2)."""
+    """Return the bytes that the control group (cgroup v2) may still allocate."""
     limit, used = (_lines(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
     if not limit or not used or not limit[0].isdigit():
         return None

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class ForeignDevice(Device):
-    """Device of another machine: its tensors are created there, and only code that knows it accepts
-    it; subclasses implement it.
+    """Device of another machine: tensors are created there, and only code that knows the class
+    accepts it; subclasses implement it.
     """
 
     def empty(self, shape: Sequence[int], dtype: str) -> ForeignTensor:

@@ -40,7 +40,7 @@ def vm_argument(value: object) -> object:
 
 
 def with_functions(root: object, machine: VMPool) -> object:
-    """Return a result with a Python function for each closure in it, however deep."""
+    """Wrap each closure in a result, however deep, in a Python function."""
     converted: dict[int, object] = {}
     stack = [root]
     while stack:

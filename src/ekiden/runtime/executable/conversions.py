@@ -31,7 +31,7 @@ _CONS, _NIL = 0, 1
 
 
 def from_list(values: Iterable[object], element: Callable[[int, object], object]) -> runtime.ADT:
-    """Return a sequence of `element(position, value)`; the last element is the head."""
+    """Build a sequence (cons cells) of `element(position, value)`; the last element is the head."""
     sequence = runtime.ADT(_NIL, ())
     for position, value in enumerate(values):
         sequence = runtime.ADT(_CONS, (element(position, value), sequence))
@@ -67,7 +67,7 @@ def sum_content(value: object) -> object:
 
 
 def _words(value: object) -> object:
-    """Return the words of random keys of JAX, which are no numbers to others; else the value."""
+    """Return the words of a JAX random key as an array; other values unchanged."""
     if type(value).__name__ != "PRNGKeyArray" or "jax" not in sys.modules:
         return value
     words: object = sys.modules["jax"].random.key_data(value)
@@ -75,7 +75,9 @@ def _words(value: object) -> object:
 
 
 def to_argument(info: TensorInfo, value: object) -> object:
-    """The value as a tensor; anything at all where no tensor is declared."""
+    """Convert an argument to the declared type: a tensor, or the value unchanged where no tensor is
+    declared.
+    """
     if info.dtype == OBJECT_DTYPE:
         return vm_argument(value)
     if info.dtype.startswith(SEQUENCE_PREFIX):
@@ -106,7 +108,9 @@ def to_argument(info: TensorInfo, value: object) -> object:
 
 
 def to_result(info: TensorInfo, value: object) -> object:
-    """An output as Python has it. Raises RunError where the program gave what is none such."""
+    """Convert an output of the machine to its Python form. Raises RunError where the program gave
+    what is none such.
+    """
     if info.dtype.startswith(SEQUENCE_PREFIX):
         return to_list(value)
     if info.dtype.startswith(ANY_RANK_PREFIX):
@@ -135,7 +139,7 @@ def _text(info: TensorInfo, value: object) -> runtime.Tensor:
 
 
 def _element(info: TensorInfo, position: int, value: object) -> object:
-    """One element of a sequence, which has the rank and the known dimensions of all."""
+    """Convert one element of a sequence, which has the rank and the static dimensions of all."""
     name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE_PREFIX)
     tensor = to_argument(TensorInfo(name, info.shape, dtype), value)
     assert isinstance(tensor, runtime.Tensor)

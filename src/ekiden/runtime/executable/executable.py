@@ -71,11 +71,13 @@ class LoadedProgram:
 
     @cached_property
     def machines(self) -> VMPool:
-        """Return the machines that run it. Raises LoadError if a constant or library is missing."""
+        """Return the pool of virtual machines that run the program. Raises LoadError if a constant
+        or library is missing.
+        """
         return VMPool(self.raw, executor_of(self.raw))
 
     def sites(self, count: int) -> tuple[int | None, ...]:
-        """Return `output_buffers.result_sites` for so many results, cached."""
+        """Return `output_buffers.result_sites` for `count` results, cached."""
         if self._sites is None:
             self._sites = output_buffers.result_sites(self.raw, count)
         return self._sites
@@ -88,9 +90,10 @@ class HotSwap:
         self.program = program
 
     def follow(self, upgrade: Upgrade) -> None:
-        """Run an upgrade and swap in its program; the upgrade stops when nobody refers to this any
-        more.
+        """Start an upgrade and swap in its program; the upgrade stops when nothing references this
+        object any more.
         """
+        # The upgrade's thread must not keep an executable alive that nobody uses any more.
         weak_self = weakref.ref(self)
 
         def become(raw: runtime.Executable) -> None:
@@ -145,6 +148,7 @@ class Executable:
         self._gives_objects = any(_is_object(o) for o in self.outputs)
         self._gives_functions = any(name.startswith(CALL_CLOSURE) for name in raw.globals)
         if not late_bound.missing_constants(raw) and not without_driver(raw.devices):
+            # Linking starts now instead of in the first run, which would be slow.
             with suppress(MissingSymbolError):  # it may be exported, and linked there
                 self._program.machines  # noqa: B018  # links it now, and says what is missing
         self._upgrade = upgrade
@@ -168,16 +172,16 @@ class Executable:
 
     @property
     def tiers(self) -> dict[str, str]:
-        """Name of each kernel -> "general" for one that runs by a kernel for any sizes until its
-        own code is compiled, "compiled" for its own code.
+        """Return for each kernel "general", if it still runs as a kernel for any sizes, or
+        "compiled" for its own code.
         """
         if self._upgrade is None:
             return dict.fromkeys(self.raw.primitives, "compiled")
         return self._upgrade.tiers
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until each kernel has its own code (`compile(..., tier="quick")`), for so many
-        seconds at most; the executable is then what it would have been without tiers.
+        """Wait until each kernel has its own code (`compile(..., tier="quick")`), at most `timeout`
+        seconds; the executable is then equal to one compiled without tiers.
 
         Raises TimeoutError, and what compiling in the background raised: the general kernels go on
         then.
@@ -223,6 +227,7 @@ class Executable:
             return self._run(values, timeout)  # type: ignore[return-value]
         output_arrays = outputs.places_of(self.outputs, out)
         values = self._values(args, named)
+        # One program for the whole call: an upgrade in between moves the allocation sites.
         program = self._program
         direct = self._direct(program, output_arrays, values)
         result = self._run(values, timeout, direct, program)
@@ -280,12 +285,13 @@ class Executable:
         return outputs.BoundRun(call, dict(zip(names, values, strict=True)))
 
     def _values(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
-        """Check the arguments of a run and return them as the machine takes them."""
+        """Check the arguments of a run and convert them to what the virtual machine accepts."""
         ordered = self._arrange(args, named) if named or self._nesting is not None else args
         if len(ordered) != len(self.inputs):
             expected = f"expected {len(self.inputs)} inputs ({self._names()})"
             raise InputError(f"run: {expected}, got {len(ordered)}")
         if self._takes_tensors:
+            # The fast path in C reports no input by name; the slow path below finds the wrong one.
             try:
                 return runtime.run_arguments(ordered)
             except (TypeError, ValueError, RuntimeError, BufferError):
@@ -333,6 +339,7 @@ class Executable:
         """Return the same program with state of its own: its runs and those of this one do not see
         each other's. Code, weights and machines are shared.
         """
+        # Shares the program and its machines; only the state is its own.
         clone = object.__new__(type(self))
         clone.__dict__.update(self.__dict__)
         clone._kept = None if self._kept is None else self._kept.fresh()
@@ -344,7 +351,7 @@ class Executable:
             self._kept.reset()
 
     def run_async(self, *args: object, **named: object) -> Future[object]:
-        """Begin a run; arguments as for a call, and they stay as they are until it has ended.
+        """Start a run; arguments are those of a call and must not change until it has ended.
 
         `.result()` of what is returned waits for it, and gives or raises what the call would;
         `asyncio.wrap_future` awaits it. As many run at once as the pool has threads.
@@ -364,8 +371,8 @@ class Executable:
         return ", ".join(f"'{i.name}'" for i in self.inputs)
 
     def _arrange(self, args: Sequence[object], named: Mapping[str, object]) -> list[object]:
-        """Return the inputs in their order, those too that are parts of arguments; what is given by
-        position alone is as many as it is.
+        """Order the inputs of a call; inputs that are leaves of container arguments are extracted.
+        Fewer positional values than inputs are allowed.
         """
         if self._nesting is not None and self._nesting.is_meant(args, named):
             return self._nesting.flat(args, named)
@@ -386,10 +393,10 @@ class Executable:
         return [values[i] for i in range(len(values))]
 
     def profile(self, *args: object, peak: bool = True, **named: object) -> profiling.Report:
-        """Run `main` and report where the time went; arguments as for a run.
+        """Run `main` and report where the time went; arguments are those of a call.
 
-        With `peak` the report says what share of the machine's measured limits each kernel
-        reaches; measuring takes 0.3 s and the compiler, and is left out where that is missing.
+        With `peak` the report says what share of the machine's measured limits each kernel reaches;
+        measuring takes 0.3 s and the compiler, and is left out where that is missing.
         """
         arguments = self._arrange(args, named)
         self(*arguments)
@@ -441,8 +448,8 @@ class Executable:
         return None
 
     def move_late_bound_consts(self, path: PathName, byte_limit: int = 0) -> None:
-        """Write the constants of `byte_limit` bytes and more to a file, and wait for them from now
-        on: what is saved then is the bytecode without them. They can be moved once; LoadError.
+        """Move the constants of `byte_limit` bytes and more to a file; the executable waits for
+        them, and artifacts saved from now on lack them. They can be moved once; LoadError.
         """
         runtime.save_params(path, self.get_late_bound_consts(byte_limit))
 
@@ -457,7 +464,7 @@ class Executable:
         return moved
 
     def load_late_bound_consts(self, path: PathName) -> None:
-        """Take the constants that are waited for from a file, which is mapped.
+        """Bind the late-bound constants from a file, which is mapped.
 
         Raises LoadError where names are missing or unknown; ValueError for another shape or dtype.
         """
@@ -531,8 +538,9 @@ class Executable:
 
     @property
     def stored_weight_bytes(self) -> int:
-        """Bytes of the constants in the artifact: others are made of these when it is loaded
-        (`size="small"`)."""
+        """Return the bytes of the constants in the artifact; with `size="small"` others are derived
+        from them when it is loaded.
+        """
         constants = frame.read_constants(frame.file_of(self._upgraded()))
         return sum(c.nbytes for c in constants if not c.is_made)
 

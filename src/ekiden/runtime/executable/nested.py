@@ -1,5 +1,5 @@
-"""Arguments that contain arrays (pytrees of JAX); dictionaries, lists and objects, whose leaves are
-inputs that are named after where they are (`params['w']`, `state.step`, `xs[0]`).
+"""Pytree arguments (JAX): dictionaries, lists and objects whose leaves are inputs, named by their
+path (`params['w']`, `state.step`).
 
 The names are all that is needed: an artifact is called in this way without JAX too.
 """
@@ -127,7 +127,9 @@ class PytreeInputs:
 
 
 def _is_inside(name_prefix: str, input_names: set[str]) -> bool:
-    """Return whether inputs are leaves of a leaf: an object of a user class."""
+    """Return whether inputs are below a name: the leaf is an object of a user class with leaves of
+    its own.
+    """
     return any(name.startswith(name_prefix) for name in input_names)
 
 

@@ -54,6 +54,7 @@ def result_sites(
         results = (
             _registers(tuple_instruction["fields"]) if [tuple_instruction["dst"]] == results else []
         )
+    # Behind a branch or call, which allocation a result comes from is known at run time only.
     if len(results) != count or any(i.name not in STRAIGHT_LINE_OPCODES for i in before):
         return nowhere
     ends = np.cumsum([0, *(len(encode(i)) for i in before)]).tolist()
@@ -93,12 +94,13 @@ def direct_buffers(
     destinations: Sequence[OutputBuffer | None],
     values: Sequence[object],
 ) -> list[object]:
-    """Return (instruction, tensor) pairs for the machine: the buffers that kernels can write
-    directly. They are contiguous, aligned, not empty, and disjoint from each other and from all
+    """Return (instruction, tensor) pairs for the machine: the output buffers that kernels can write
+    in place. They are contiguous, aligned, not empty, and disjoint from each other and from all
     that the run reads.
     """
     if not all(isinstance(v, (Tensor, np.ndarray)) for v in values):
         return []
+    # A kernel must not write memory that a later kernel still reads as an input.
     read = [_memory(v) for v in values]
     output_ranges = [None if p is None else _memory(p) for p in destinations]
     pairs: list[object] = []
@@ -120,8 +122,8 @@ def direct_buffers(
 def invoke_into(
     machine: VirtualMachine, buffer_pairs: Sequence[object], name: str, args: Sequence[object]
 ) -> object:
-    """Call a function with the buffers of `direct_buffers`, which are the machine's for this call
-    only. Its results share their memory and keep them alive.
+    """Call a function that writes its results to the buffers of `direct_buffers`, which hold for
+    this call only. Its results share their memory and keep them alive.
     """
     if not buffer_pairs:
         return machine.invoke(name, *args)
@@ -130,6 +132,7 @@ def invoke_into(
     try:
         return machine.invoke(name, *args)
     finally:
+        # The machine goes back to the pool, where another caller must not write to these buffers.
         set_places(machine)
 
 

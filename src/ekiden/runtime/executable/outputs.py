@@ -42,9 +42,9 @@ class BoundRun:
 
 
 def places_of(infos: Sequence[TensorInfo], out: object) -> list[OutputBuffer | None]:
-    """Return the array that each output is written to, None for none, from the caller's `out`: one
-    array for one output, else a sequence or a mapping by output names. Raises InputError for
-    what cannot be written, or has another dtype, rank or known dimension.
+    """Return the destination of each output (None: none) from the caller's `out`: one array for one
+    output, else a sequence or a mapping by output names. Raises InputError for what cannot be
+    written, or has another dtype, rank or known dimension.
     """
     by_output = _by_output(infos, out)
     return [None if g is None else _place(i, g) for i, g in zip(infos, by_output, strict=True)]

@@ -21,7 +21,7 @@ _MAX_NESTING = 64
 
 
 class RemoteExecutable:
-    """Stand-in for an executable and its machine on another machine."""
+    """Proxy of an executable, and of its virtual machine, on another machine."""
 
     metadata: Mapping[str, object] = MappingProxyType({})
     source = "program of another machine"
@@ -48,7 +48,7 @@ class RemoteExecutable:
         return self.program[name](*map(self._sent, args))
 
     def _sent(self, value: object, depth: int = 0) -> object:
-        """Return a value whose arrays and tensors are on the other machine, whatever holds them.
+        """Copy the arrays and tensors in a value, at any depth of containers, to the other machine.
         One that is nested deeper than messages take is left for them to refuse.
         """
         if isinstance(value, (tuple, list)) and depth <= _MAX_NESTING:
@@ -74,7 +74,7 @@ class RemoteExecutable:
 
 
 def remote_executable(module: object, device: object) -> RemoteExecutable | None:
-    """Return the stand-in for a module of another machine; None for anything else."""
+    """Return the proxy for a module of another machine; None for anything else."""
     is_far = hasattr(module, "sent") and hasattr(module, "time_evaluator")
     return RemoteExecutable(module, device) if is_far else None  # type: ignore[arg-type]  # has both
 

@@ -31,6 +31,7 @@ class ProgramState:
         """Run with these values and the state, serialised with other runs. If the run fails the
         state stays.
         """
+        # A run reads and replaces the whole state: concurrent runs would lose updates.
         with self._lock:
             outputs = invoke([*values, *self._current()], timeout)
             assert isinstance(outputs, tuple), "metadata that were checked say so"
@@ -74,7 +75,9 @@ class ProgramState:
 
 
 def _like(name: str, old: object, value: object) -> runtime.Tensor:
-    """Return a value that replaces another one. Raises InputError for another shape or dtype."""
+    """Check a value against the one that it replaces, and return it as a tensor. Raises InputError
+    for another shape or dtype.
+    """
     replacement = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
     assert isinstance(old, runtime.Tensor)
     if replacement.dtype != old.dtype or replacement.shape != old.shape:

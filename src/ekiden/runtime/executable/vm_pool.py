@@ -24,7 +24,7 @@ CallResult = TypeVar("CallResult")
 
 
 def executor_of(executable: Executable) -> str:
-    """Return the kind of executor that an executable was compiled for."""
+    """Return the executor kind that an executable was compiled for."""
     return "async" if executable.metadata.get("executor") == "async" else "vm"
 
 
@@ -65,6 +65,7 @@ class VMPool:
             ValueError: for seconds that are not positive.
         """
         try:
+            # list.pop and append are atomic under the interpreter lock, so the pool needs no lock.
             machine = self._idle.pop()
         except IndexError:
             machine = VirtualMachine(self.executable, self._executor)
@@ -91,6 +92,7 @@ def _invoke_within(
         machine.limit(seconds=seconds)
         return output_buffers.invoke_into(machine, pairs, name, args)
     finally:
+        # Limits belong to the call, the machine to the pool.
         machine.limit()
 
 

@@ -23,7 +23,7 @@ BAR_COLOURS = (
 
 
 class Bar(NamedTuple):
-    """Bar of the chart: what ran when, and its tooltip."""
+    """Bar of a flame chart: name, start and duration in nanoseconds, and tooltip."""
 
     name: str
     start: int

@@ -58,7 +58,7 @@ def styled(body: str) -> str:
 
 
 def folded(summary: str, body: str, is_open: bool = False) -> str:
-    """HTML under a heading that opens and closes it."""
+    """Return HTML with a heading that expands and collapses it (`<details>`)."""
     state = " open" if is_open else ""
     return f"<details{state}><summary>{summary}</summary>{body}</details>"
 
@@ -85,6 +85,6 @@ def _row(tag: str, cells: Sequence[object], sides: Sequence[str]) -> str:
 
 
 def preformatted(text: str) -> str:
-    """Text as it stands, in a box that scrolls."""
+    """Return a text as preformatted HTML in a scrolling box."""
     style = "max-height: 40em; overflow: auto"
     return f'<pre style="{style}">{escape(text)}</pre>'

@@ -45,13 +45,13 @@ class MachinePeak(NamedTuple):
     words: Mapping[str, float] = MappingProxyType({})
 
     def flops_of(self, dtypes: Collection[str]) -> float:
-        """Operations in a second of a kernel whose arguments have some dtypes."""
+        """Return the peak operations per second of a kernel with arguments of some dtypes."""
         return max((v for k, v in self.words.items() if k in dtypes), default=self.flops)
 
     def limit(self, nbytes: int) -> tuple[float, str]:
-        """Return the bandwidth for data of so many bytes, and its level, "cache" or "memory". The
-        data is in a cache at best, so the bound is that of the largest measured loop that is no
-        larger.
+        """Return the bandwidth in bytes per second for a working set of `nbytes`, and the level
+        that holds it: "cache" or "memory". The data is in a cache at best, so the bound is that
+        of the largest measured loop that is no larger.
         """
         fitting = [speed for size, speed in self.levels if size <= nbytes]
         if len(fitting) == len(self.levels):
@@ -241,7 +241,7 @@ class Report:
         return next(i for i, call in enumerate(self.calls) if call.name == name)
 
     def json(self) -> str:
-        """Everything, as JSON: `calls`, `instructions`, `configuration`."""
+        """Return the whole report as JSON: `calls`, `instructions`, `configuration`."""
         calls = [
             {
                 "Name": c.name,
@@ -586,7 +586,7 @@ def _argument(words: Sequence[int], at: int) -> tuple[CallArgument, int]:
 
 
 def instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
-    """(first word, kind) of each instruction of a function's code."""
+    """Yield (first word, opcode) of each instruction of a function's code."""
     at = 0
     while at < len(words):
         opcode = OPCODES[words[at]]
@@ -600,14 +600,14 @@ def instructions(words: Sequence[int]) -> Iterator[tuple[int, Opcode]]:
 
 
 def tensor_nodes(executable: Executable) -> dict[str, tuple[str, int]]:
-    """Tensor of the model -> the node that makes it, and which of its outputs it is; of those that
-    are made by an instruction, not inside a kernel.
+    """Return for each model tensor the node that computes it and its output index, for those that
+    an instruction computes rather than the inside of a kernel.
     """
     table = cast("dict[str, list[object]]", executable.metadata.get("tensors", {}))
     return {name: (str(node), cast(int, at)) for name, (node, at) in table.items()}
 
 
 def instruction_sources(executable: Executable) -> dict[tuple[str, int], str]:
-    """(function, instruction) -> the node of the model it was made from, where that is known."""
+    """Return the model node of each instruction (function, index), where it is known."""
     table = cast("dict[str, list[tuple[int, str]]]", executable.metadata.get("sources", {}))
     return {(function, at): text for function, rows in table.items() for at, text in rows}

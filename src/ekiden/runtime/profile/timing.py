@@ -65,6 +65,7 @@ def min_times_interleaved(runs: Sequence[Callable[[], object]], seconds: float) 
     count = 0
     while time.perf_counter() < until or count < MIN_ROUNDS:
         count += 1
+        # Interleaved, so that changes of clock frequency and load hit all candidates alike.
         for at, run in enumerate(runs):
             start = time.perf_counter()
             wait_for(run())
@@ -73,7 +74,8 @@ def min_times_interleaved(runs: Sequence[Callable[[], object]], seconds: float) 
 
 
 class Evaluator(NamedTuple):
-    """Measures a function with the arguments it is called with. `Module.time_evaluator` makes it.
+    """Time evaluator: measures a function with the arguments it is called with (TVM's
+    time_evaluator). `Module.time_evaluator` makes it.
 
     Calls once to warm up, then `repeat` times `number` calls in a row. `number` grows until a
     repeat takes `min_repeat_ms`.
@@ -92,6 +94,7 @@ class Evaluator(NamedTuple):
 
     def __call__(self, *args: object) -> BenchmarkResult:
         """Run the function and return the times."""
+        # Warm-up: first calls fault pages in and fill caches.
         self.run(args, 1)
         results = []
         number = self.number

@@ -88,7 +88,7 @@ _KINDS = {
 
 
 class HybridFunction:
-    """Function under `@te.hybrid.script`."""
+    """A function decorated by `@te.hybrid.script`."""
 
     def __init__(self, function: FunctionType) -> None:
         functools.update_wrapper(self, function)
@@ -143,7 +143,7 @@ def _compile(function: HybridFunction, args: Sequence[object]) -> Tensor | list[
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """Range of a loop: `range(n)`, `bind("threadIdx.x", n)`, ..."""
+    """A range of a loop: `range(n)`, `bind("threadIdx.x", n)`, ..."""
 
     kind: ForKind | None
     low: PrimExpr
@@ -152,7 +152,7 @@ class _Loop:
 
 
 class _Reader:
-    """Parser of one call of a script."""
+    """A parser of one call of a hybrid script."""
 
     def __init__(self, source: ScriptSource, captured: Mapping[str, object]) -> None:
         self.source = source
@@ -170,7 +170,9 @@ class _Reader:
         return body
 
     def function(self, node: ast.AST, args: Sequence[object]) -> list[object]:
-        """Read the body with the arguments; gives what it returns."""
+        """Parse the function's body with the arguments; return the values of its return
+        statement.
+        """
         assert isinstance(node, ast.FunctionDef)
         names = [a.arg for a in node.args.args]
         if len(names) != len(args):
@@ -182,7 +184,7 @@ class _Reader:
         return self.returned
 
     def body(self, nodes: Sequence[ast.stmt]) -> None:
-        """Read statements into the innermost block."""
+        """Parse statements into the innermost block."""
         for node in nodes:
             if self.returned is not None:
                 self.source.fail(node, "nothing may follow a return")
@@ -323,7 +325,9 @@ class _Reader:
     # Expressions.
 
     def value(self, node: ast.expr) -> object:
-        """Return the value of an expression: a number, an expression, a buffer, a tuple, a loop."""
+        """Evaluate an expression to a number, an IR expression, a buffer, a tuple or a
+        loop range.
+        """
         match node:
             case ast.Constant():
                 return node.value
@@ -359,11 +363,11 @@ class _Reader:
         return evaluated
 
     def scalar(self, node: ast.expr) -> PrimExpr:
-        """Return the value of an expression that must be a number."""
+        """Evaluate an expression that must be a scalar."""
         return _number(self._plain(node))
 
     def condition(self, node: ast.expr) -> PrimExpr:
-        """Return an expression as a bool."""
+        """Evaluate an expression as a bool."""
         evaluated = convert(self._plain(node), None)
         return evaluated if dt.element(evaluated.dtype) == "bool" else binary(NE, evaluated, 0)
 
@@ -498,7 +502,9 @@ class _Reader:
         return buffer
 
     def _inlined(self, node: ast.Call, called: HybridFunction, args: Sequence[object]) -> object:
-        """Inline a script called by another: its statements here, its outputs as allocations."""
+        """Inline a script that another one calls: its statements here, its outputs as
+        allocations.
+        """
         reader = _Reader(called.source, called.captured)
         returned = reader.function(called.node, args)
         self.kept += reader.kept + reader.outputs
@@ -509,14 +515,14 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Variable:
-    """Name of a mutable number."""
+    """A mutable number, stored in a buffer of one element."""
 
     buffer: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class _Builtin:
-    """Built-in name of hybrid scripts."""
+    """A built-in name of hybrid scripts."""
 
     name: str
 

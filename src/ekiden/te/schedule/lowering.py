@@ -80,7 +80,7 @@ def schedule_ops(schedule: Schedule, bounds: Mapping[Axis, Range] | None = None)
 
 
 class Dataflow:
-    """Operations of a schedule in their current form, with unique names."""
+    """The operations of a schedule in their current form, with unique names."""
 
     def __init__(self, schedule: Schedule, args: Sequence[Tensor]) -> None:
         self.schedule = schedule
@@ -97,6 +97,7 @@ class Dataflow:
                 self._copy(tensor.op)
         for stage in schedule.stages:
             assert stage.op is not None and stage.origin_op is not None
+            # Steps of a scan are part of its extern operation and are copied with that.
             if stage.within is None:
                 self._copy(stage.op, stage.origin_op)
         self._inline()
@@ -190,7 +191,7 @@ class Dataflow:
 
 
 class Lowering:
-    """Lowering of a schedule: `func` is the result, `bounds` the ranges of axes."""
+    """The lowering of a schedule: `func` is the resulting program, `bounds` the ranges of axes."""
 
     def __init__(self, schedule: Schedule, args: Sequence[Tensor], name: str) -> None:
         self.flow = Dataflow(schedule, args)
@@ -207,6 +208,7 @@ class Lowering:
             if isinstance(s.op, ComputeOp) and self.flow.is_among(s, operations)
         ]
         self._scopes(schedule, operations)
+        # Consumers before producers: compute_at needs the consumer's loops in their final form.
         for stage in reversed(stages):
             self._place(stage)
         for stage in schedule.stages:
@@ -263,6 +265,7 @@ class Lowering:
     # Where a stage is computed, and its steps.
 
     def _place(self, stage: Stage) -> None:
+        """Apply a stage's attachment, layouts, steps and thread bindings to its block."""
         if is_inlined(stage):
             self.sch.compute_inline(self._block(stage))
             return
@@ -290,7 +293,7 @@ class Lowering:
 
     # Only threads reach a device's memory: copies into a scan's state are made where they are.
     def _copy_on_threads(self, stage: Stage) -> None:
-        """Run the copies of a stage on threads for a scan on the same threads."""
+        """Bind the loops of a scan's copies to the threads that its computations run on."""
         bound = [a for a in stage.leaf_iter_vars if _is_bound(stage, a) and not is_reduced(a)]
         if not bound or not self.flow.copies or stage.layouts:
             return
@@ -364,6 +367,9 @@ class Lowering:
     # How its loops run.
 
     def _finish(self, stage: Stage) -> None:
+        """Apply a stage's storage alignment, pragmas, tensor intrinsics and loop kinds, and
+        decompose its reduction.
+        """
         block = self._block(stage)
         for axis, (factor, offset) in stage.aligned.items():
             which = _first_axes(stage).index(axis)
@@ -508,7 +514,7 @@ def _of_elements(step: Step) -> Step | None:
 
 
 def _applied(sch: LoopSchedule, step: Step, loops: dict[Axis, LoopRV]) -> dict[Axis, LoopRV]:
-    """Apply a step to the loops of axes and remove those that it replaces; gives the new ones."""
+    """Apply a step to the loops of axes: remove those that it replaces, return the new ones."""
     match step:
         case Split():
             factor = _number(step.factor if step.nparts is None else step.nparts)
@@ -558,7 +564,7 @@ def _with_reduce_axes(index_map: IndexMap, stage: Stage) -> IndexMap:
 
 
 class _Notes(StmtMutator):
-    """Mutator that renames loop variables to their axes' variables, and adds store conditions."""
+    """A mutator that renames loop variables to their axes' variables and adds store conditions."""
 
     def __init__(self, names: Mapping[Var, Var], predicates: Mapping[str, PrimExpr]) -> None:
         self._names = dict(names)

@@ -23,8 +23,8 @@ Axis: TypeAlias = IterVar | ReduceAxis
 
 @node("te.ThreadAxis")
 class ThreadAxis(IterVar):
-    """Thread axis: "blockIdx.x", "threadIdx.y", "vthread", ...; `extent` is an AnyDim until a loop
-    is bound to it.
+    """A thread axis: "blockIdx.x", "threadIdx.y", "vthread", ...; `extent` is an AnyDim until a
+    loop is bound to it.
     """
 
     thread_tag: str = ""

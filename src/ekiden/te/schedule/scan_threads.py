@@ -22,8 +22,9 @@ from ekiden.tir.visitor import StmtMutator, buffers_written, substitute, walk
 
 
 def time_inside_threads(func: PrimFunc, steps: Collection[str]) -> PrimFunc:
-    """Return the function with loops over the time of scans, whose blocks are `steps`, moved into
-    loops over threads where that is proved to change nothing."""
+    """Move loops over the time of scans, whose blocks are `steps`, inside loops over threads, where
+    that is proved to change nothing.
+    """
     if not steps:
         return func
     interchange = _Interchange(func, frozenset(steps))
@@ -43,6 +44,7 @@ class _Interchange(StmtMutator):
             return super().visit_for(stmt)
         nests = [_threads_in(s, stmt) for s in _parts(stmt.body)]
         threads = nests[0]
+        # Steps on different threads would need a barrier between them in every time step.
         if not threads or not all(_same_threads(threads, nest) for nest in nests[1:]):
             return super().visit_for(stmt)
         bodies: list[Stmt] = []
@@ -59,6 +61,8 @@ class _Interchange(StmtMutator):
         own = {s.loop_var for s in threads}
         program = ScheduleProgram(self._func.with_fields(body=body))
         for buffer in buffers_written(body):
+            # After the interchange each thread runs all time steps alone, which is valid only if no
+            # thread reads what another one writes.
             if steps_disjoint(program, chain[-1], buffer, own, chain) is not None:
                 return super().visit_for(stmt)
         return body

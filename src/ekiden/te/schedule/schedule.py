@@ -43,6 +43,7 @@ class Schedule:
             if tensor.op in self.stage_map:
                 continue
             if isinstance(tensor.op, ExternOp):
+                # Steps before their scan: stages are in the order of producers.
                 for step, _ in tensor.op.steps:
                     self._add(Stage(step, within=tensor.op), len(self.stages))
             self._add(Stage(tensor.op, tensor.op in self.outputs), len(self.stages))
@@ -158,6 +159,7 @@ class Schedule:
         cache_stage = self._add(Stage(cached), at)
         cache_stage.steps = [s for s in stage.steps if _is_about_sums(s)]
         _replay_leaves(cache_stage)
+        # The reduction moves to the cache stage; the copy back has spatial axes only.
         stage.steps = [s for s in stage.steps if not _is_about_sums(s)]
         stage.op = copying
         stage.leaf_iter_vars = [a for a in stage.leaf_iter_vars if not is_reduced(a)]
@@ -362,11 +364,13 @@ def _taken(step: Split | Fuse) -> tuple[Axis, ...]:
 
 
 def _guarded(body: PrimExpr, conditions: Sequence[PrimExpr]) -> PrimExpr:
-    """Return a body that reads nothing where a condition does not hold."""
+    """Return a body whose reads happen only where the conditions hold."""
     conjunction = conditions[0]
     for condition in conditions[1:]:
         conjunction = logical_and(conjunction, condition)
     if isinstance(body, Reduce):
+        # Points outside contribute the identity, so that the guard does not change the result of
+        # the reduction.
         starts = body.reducer.identity_element
         sources = (
             if_then_else(conjunction, s, i) for s, i in zip(body.sources, starts, strict=True)
@@ -378,7 +382,9 @@ def _guarded(body: PrimExpr, conditions: Sequence[PrimExpr]) -> PrimExpr:
 def _factored(
     op: ComputeOp, stage: Stage, factored: Axis, axis_position: int
 ) -> tuple[ComputeOp, ComputeOp]:
-    """Return the partial reductions, and their total."""
+    """Return the partial reductions per iteration of the factored axis, and the reduction
+    of those.
+    """
     first = op.body[0]
     assert isinstance(first, Reduce)
     part_axis = IterVar(Var(factored.var.name), factored.extent, IterKind.SPATIAL)
@@ -405,6 +411,8 @@ def _factored(
     sources = [substitute(s, at) for s in first.sources]
     where = None
     for condition in conditions:
+        # Splits that do not divide the extent: surplus iterations are masked in the partial
+        # reductions.
         where = condition if where is None else logical_and(where, condition)
     reducer = _moved_reducer(first.reducer, at)
     body = make_reduce(reducer, sources, tuple(inner.values()), where)

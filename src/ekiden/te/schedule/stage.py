@@ -47,8 +47,9 @@ class Attach(IntEnum):
 
 @Object.register
 class Stage:
-    """Stage of a schedule: one computation. Methods record steps; `lower` applies them, and rejects
-    what would change the program's meaning with a ScheduleError.
+    """A stage of a schedule: one computation with its axes and the primitives applied to it.
+    Methods record steps; `lower` applies them, and rejects what would change the program's
+    meaning with a ScheduleError.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class Stage:
         return self.iter_var_attrs.setdefault(self._leaf(what, axis), AxisAttr())
 
     def bind(self, ivar: Axis, thread_ivar: ThreadAxis) -> None:
-        """Run an axis on a thread axis. Raises ScheduleError for another axis."""
+        """Bind an axis to a thread axis. Raises ScheduleError for another axis."""
         if not isinstance(thread_ivar, ThreadAxis):
             raise ScheduleError(
                 f"bind of {self.name!r}: expected a te.thread_axis, got"
@@ -239,15 +240,17 @@ class Stage:
         self._attr("bind", ivar).bind_thread = thread_ivar
 
     def vectorize(self, var: Axis) -> None:
-        """Run an axis as vectors. Raises ScheduleError for one that is reduced over."""
+        """Vectorise an axis. Raises ScheduleError for one that is reduced over."""
         self._set_kind("vectorize", var, IterVar.Vectorized)
 
     def unroll(self, var: Axis) -> None:
-        """Write the steps of an axis out."""
+        """Unroll an axis."""
         self._attr("unroll", var).iter_type = IterVar.Unrolled
 
     def parallel(self, var: Axis) -> None:
-        """Share an axis's steps between threads. Raises ScheduleError for one reduced over."""
+        """Distribute the iterations of an axis over threads. Raises ScheduleError for one reduced
+        over.
+        """
         self._set_kind("parallel", var, IterVar.Parallelized)
 
     def _set_kind(self, what: str, var: Axis, kind: int) -> None:
@@ -262,14 +265,15 @@ class Stage:
         self._attr("pragma", var).pragmas[pragma_type] = pragma_value
 
     def tensorize(self, var: Axis, tensor_intrin: TensorIntrin) -> None:
-        """Put an instruction in the place of an axis and those inside it."""
+        """Replace an axis and those inside it by a tensor intrinsic."""
         attr = self._attr("tensorize", var)
         attr.iter_type, attr.tensor_intrin = IterVar.Tensorized, tensor_intrin
 
     # Where it is computed, and kept.
 
     def compute_at(self, parent: Stage, scope: Axis) -> None:
-        """Compute, in each step of an axis of another stage, what the step reads.
+        """Compute, in each iteration of an axis of another stage, the elements that the iteration
+        reads.
 
         Raises ScheduleError for an axis that is no leaf of that stage.
         """
@@ -280,8 +284,8 @@ class Stage:
         self.attach_ivar = parent._leaf(f"compute_at {self.name!r}", scope)
 
     def compute_inline(self) -> None:
-        """Compute each element where it is read. Raises ScheduleError for a reduction and for what
-        is no computation.
+        """Inline each element into the expressions that read it. Raises ScheduleError for a
+        reduction and for what is no computation.
         """
         if not isinstance(self.op, ComputeOp) or self.op.reduce_axis:
             kind = "a reduction" if isinstance(self.op, ComputeOp) else "no computation"
@@ -289,7 +293,7 @@ class Stage:
         self.attach_type = Attach.INLINE
 
     def compute_root(self) -> None:
-        """Compute it before what reads it, in loops of its own."""
+        """Compute the stage in loops of its own, before its readers."""
         self.attach_type, self.attach_stage, self.attach_ivar = Attach.ROOT, None, None
 
     def set_scope(self, scope: str) -> None:
@@ -325,7 +329,9 @@ class Stage:
         self.is_double_buffered = True
 
     def rolling_buffer(self) -> None:
-        """Store the window that an iteration needs, and compute only what is new in it."""
+        """Keep the window that an iteration reads in a circular buffer, and compute only the
+        elements that enter it.
+        """
         self.is_rolling = True
 
     def transform_layout(

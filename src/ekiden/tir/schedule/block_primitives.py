@@ -41,7 +41,9 @@ def _block_handle(handles: Sequence[object]) -> BlockRV:
 
 
 class BlockSteps(ScheduleState):
-    """Primitives on blocks. A primitive that is refused leaves the schedule unchanged."""
+    """The schedule primitives on blocks: a base class of Schedule. A primitive that is refused
+    leaves the schedule unchanged.
+    """
 
     # Where blocks are computed.
 
@@ -74,7 +76,8 @@ class BlockSteps(ScheduleState):
         preserve_unit_loops: bool = False,
         index: int = -1,
     ) -> None:
-        """Compute, in each step of a loop, the part of a block's buffers that the step reads.
+        """Move a producer block under a loop: each iteration computes the part of its buffers that
+        the iteration reads.
 
             for i: b[i] = f(i)                      for j:
             for j: c[j] = b[j] + b[j + 1]     ->        for ax in range(2): b[j + ax] = f(j + ax)
@@ -99,16 +102,17 @@ class BlockSteps(ScheduleState):
         preserve_unit_loops: bool = False,
         index: int = -1,
     ) -> None:
-        """Compute, in each step of a loop, the part of a block that what the step wrote allows.
+        """Move a consumer block under a loop: each iteration computes the part that depends on what
+        the iteration has written.
 
             for i, j: b[i, j] = f(i, j)             for i:
             for i, j: c[i, j] = g(b[i, j])    ->        for j: b[i, j] = f(i, j)
                                                         for j: c[i, j] = g(b[i, j])
 
         Where loops around reduce, the block runs in their last step alone. Proved: what a step
-        writes is final then (no reduction over the loop itself) and a box;
-        the block reads it at its own iterators; over all steps it runs for every point (a
-        reduction: once); its other inputs are there before the loop.
+        writes is final then (no reduction over the loop itself) and a box; the block reads it at
+        its own iterators; over all steps it runs for every point (a reduction: once); its other
+        inputs are there before the loop.
         """
         if self._compute_at_root_or_inline(block, loop):
             return
@@ -117,8 +121,8 @@ class BlockSteps(ScheduleState):
         self._run("reverse_compute_at", compute_at.reverse_compute_at, handles, attrs, moves=True)
 
     def _compute_at_root_or_inline(self, block: BlockLike, loop: LoopLike) -> bool:
-        """Handle the results of sample_compute_location that are not a loop; return whether it was
-        one.
+        """Apply a result of sample_compute_location that is not a loop (root or inline); return
+        whether it was one.
         """
         if not isinstance(loop, LoopRV) or loop not in self._values:
             return False
@@ -136,8 +140,8 @@ class BlockSteps(ScheduleState):
         storage_scope: str,
         consumer_blocks: Sequence[BlockLike] | None = None,
     ) -> BlockRV:
-        """Copy what is read of a buffer to a new one first; return the copying block; gives the
-        copying block.
+        """Stage a buffer that a block reads in a new buffer of another scope; return the block that
+        copies.
 
             c[i] = a[i] * 2   ->   a_local[i] = a[i]; c[i] = a_local[i] * 2
 
@@ -157,7 +161,8 @@ class BlockSteps(ScheduleState):
         storage_scope: str,
         consumer_blocks: Sequence[BlockLike] | None = None,
     ) -> BlockRV:
-        """Write a block's result to a new buffer first; return the block that copies it back.
+        """Compute a block's result in a new buffer of another scope; return the block that copies
+        it back.
 
             c[i] = f(i)   ->   c_local[i] = f(i); c[i] = c_local[i]
 
@@ -176,7 +181,8 @@ class BlockSteps(ScheduleState):
         return {key: which.name if isinstance(which, Buffer) else which, "storage_scope": scope}
 
     def reindex(self, block: BlockLike, buffer: tuple[str, int] | BufferSelector) -> BlockRV:
-        """Copy what a block reads (or writes) to a buffer indexed by its iterators alone.
+        """Copy a buffer that a block reads or writes to one that its iterators index directly;
+        return the copying block.
 
             c[i] += a[i + k] * w[k]
             -> reindex("c", ("read", 0))
@@ -197,7 +203,8 @@ class BlockSteps(ScheduleState):
         storage_scope: str,
         index_map: IndexMapLike,
     ) -> BlockRV:
-        """Copy what a block reads to a buffer laid out by a map of its iterators.
+        """Stage a buffer that a block reads in one laid out by an index map of the block's
+        iterators.
 
             c[i, j] = b[i, j]
             -> reindex_cache_read("c", 0, "shared", lambda i, j: (j, i))
@@ -217,8 +224,8 @@ class BlockSteps(ScheduleState):
         storage_scope: str,
         index_map: IndexMapLike,
     ) -> BlockRV:
-        """Write a block's result to a buffer laid out by a map of its iterators, and copy it back
-        behind the block.
+        """Compute a block's result in a buffer laid out by an index map of the block's iterators,
+        and copy it back afterwards.
         """
         attrs = self._copying("write_buffer_index", write_buffer_index, storage_scope)
         attrs["index_map"] = _index_map(index_map)
@@ -261,8 +268,8 @@ class BlockSteps(ScheduleState):
         self._run("storage_align", cache.storage_align, (self._block(block),), attrs)
 
     def rolling_buffer(self, block: BlockLike, write_buffer_index: BufferSelector) -> None:
-        """Store the sliding window of a buffer that a loop's iteration needs, and compute only its
-        new elements.
+        """Keep a buffer's sliding window in a circular buffer: each iteration of a loop computes
+        only the elements that enter the window.
 
         for j:                                       for j:
                 for ax in 3: b[j + ax] = f(j + ax)  ->       for ax in 3: if j == 0 or ax == 2:
@@ -285,8 +292,8 @@ class BlockSteps(ScheduleState):
         storage_scope: str,
         pad: int = 0,
     ) -> BlockRV:
-        """Copy what an iteration of a loop reads of a buffer to one of exactly that size; return
-        the copying block; gives the copying block.
+        """Stage the region of a buffer that one iteration of a loop reads in a buffer of that size;
+        return the copying block.
 
             for k: for i, j: c[i] += a[i, k * 8 + j]
             -> for k: a_global[i, j] = a[i, k * 8 + j]; for i, j: c[i] += a_global[i, j]
@@ -309,8 +316,8 @@ class BlockSteps(ScheduleState):
         write_buffer_index: BufferSelector,
         storage_scope: str,
     ) -> BlockRV:
-        """Write what an iteration of a loop computes to a buffer of exactly that size, and copy it
-        back at the iteration's end; return the copying block; gives the copying block.
+        """Compute the region of a buffer that one iteration of a loop writes in a buffer of that
+        size, copied back at the iteration's end; return the copying block.
 
             for i: for j: c[i, j] = f(i, j)
             -> for i: for j: c_global[j] = f(i, j); for j: c[i, j] = c_global[j]
@@ -327,8 +334,8 @@ class BlockSteps(ScheduleState):
     def cache_inplace(
         self, block: BlockLike, read_buffer_index: BufferSelector, storage_scope: str
     ) -> list[BlockRV]:
-        """Copy a buffer that a block updates to a new one first, and back after it; return both
-        copying blocks; gives both copying blocks.
+        """Stage a buffer that a block updates in place: copy it to a new buffer before the block
+        and back after it; return both copying blocks.
 
             c[i] = c[i] + 1   ->   c_local[i] = c[i]; c_local[i] = c_local[i] + 1; c[i] = c_local[i]
 
@@ -382,8 +389,8 @@ class BlockSteps(ScheduleState):
         return True
 
     def skip_zeros(self, block: BlockLike, lanes: int = 1) -> list[BlockRV]:
-        """Leave out the terms of a sum that a remainder makes zero; return the block that checks
-        the sums afterwards, where one is needed.
+        """Leave out the terms of a sum that a remainder condition makes zero; return the block that
+        recomputes non-finite sums, where one is needed.
 
             for h in 8, k in 4: c[h] += (x[(h + k) // 2] if (h + k) % 2 == 0 else 0) * w[k]
             -> for h_phase in 2, h in 4, k in 2: c_sums[h_phase, h] += x[...] * w[2 * k + h_phase]
@@ -400,8 +407,8 @@ class BlockSteps(ScheduleState):
         return [_block_handle([handle]) for handle in block_handles]
 
     def skip_turns(self, block: BlockLike, *loops: LoopLike, lanes: int = 1) -> list[BlockRV]:
-        """Skip the iterations of loops that only add zeros to a sum; return the block that checks
-        the other factor before, where one is needed.
+        """Guard loops whose iterations add only zeros to a sum; return the block that checks the
+        other factor for non-finite values, where one is needed.
 
             for d: for o: for c: y[d] += (x[d + o, c] if d + o < 8 else 0) * w[o, c]
             -> skip_turns(y, o)
@@ -446,8 +453,7 @@ class BlockSteps(ScheduleState):
     # Reductions.
 
     def decompose_reduction(self, block: BlockLike, loop: LoopLike) -> BlockRV:
-        """Move the init of a reduction to a nest of its own before a loop; return its block; gives
-        its block.
+        """Move the init of a reduction to a nest of its own before a loop; return the init's block.
 
             for i: for k: c[i] = 0 at first; c[i] += a[i, k]
             -> decompose_reduction(c, i)
@@ -461,8 +467,7 @@ class BlockSteps(ScheduleState):
         return _block_handle(self._run("decompose_reduction", step, handles, moves=True))
 
     def merge_reduction(self, init: BlockLike, update: BlockLike) -> None:
-        """Merge an init back into its reduction: the inverse of decompose_reduction; the inverse of
-        decompose_reduction.
+        """Merge an init block back into its reduction: the inverse of decompose_reduction.
 
             for i: c[i] = 0
             for i: for k: c[i] += a[i, k]   ->   for i: for k: c[i] = 0 at first; c[i] += a[i, k]
@@ -473,8 +478,8 @@ class BlockSteps(ScheduleState):
         self._run("merge_reduction", reduction.merge_reduction, handles)
 
     def rfactor(self, loop: LoopLike, factor_axis: int) -> BlockRV:
-        """Split a sum over a loop into a partial sum per iteration and the sum of those; return the
-        block of partial sums; gives the first.
+        """Factor a reduction over a loop into a partial result per iteration and the reduction of
+        those; return the block of partial results.
 
             for i: for k0, k1: c[i] += a[i, k0 * 4 + k1]
             -> rfactor(k1, 0)
@@ -576,7 +581,7 @@ class BlockSteps(ScheduleState):
     # Tensors.
 
     def blockize(self, target: LoopLike, preserve_unit_iters: bool = True) -> BlockRV:
-        """Turn the block and the loops inside a loop into one block; return it; gives it.
+        """Turn the block and the loops inside a loop into one block; return it.
 
             for i_0, i_1 in grid(4, 8): block(vi = i_0 * 8 + i_1)
             -> blockize(i_1)

@@ -100,7 +100,7 @@ def _holds(program: ScheduleProgram, root: Stmt, blocks: Sequence[BlockRealize])
 
 def outermost(program: ScheduleProgram, s: Stmt, apart: Sequence[BlockRealize]) -> Stmt:
     """Return the outermost loop or block around a statement, in its scope, that contains none of
-    `apart`.
+    the blocks in `apart`.
     """
     path = program.path(s)
     for n, ancestor in enumerate(path):
@@ -252,6 +252,8 @@ def cache_inplace(
     label = f"{old.name}_{storage_scope}".replace(".", "_")
     new = Buffer(program.fresh_buffer(label), old.shape, old.dtype, storage_scope)
     begin, end = program.fresh_block(label), program.fresh_block(f"{old.name}_back")
+    # The box read may exceed the box written: elements that the block only reads must be in the
+    # copy, but must not be written back.
     read_box = region(old, _uses(program, [realize], old, outer), outer)
     func = program.replace(
         insertion_point,
@@ -347,6 +349,7 @@ def _reindex_read(
     require_outermost(step, program, realize)
     indices = pattern_of(step, realize, old)
     require_no_conditions(step, realize)
+    # The copy loads unconditionally: a load that the block guards may be out of range.
     _require_unguarded(step, realize, old)
     iters = used_iters(realize, indices)
     for writer in program.writers(old):
@@ -426,6 +429,8 @@ def set_scope(
         refuse(f"{step} {name!r}: {old.name!r} is an output", realize)
     if old.scope == storage_scope:
         return program.func
+    # Buffers are compared by identity, so a changed scope is a new buffer, replaced at every
+    # access.
     new = old.with_fields(scope=storage_scope)
     return program.func.with_fields(body=replace_buffer(program.func.body, old, new))
 
@@ -452,6 +457,7 @@ def storage_align(
     number = next(n for n, b in enumerate(written_buffers) if b is buffer)
     notes = dict(realize.block.annotations or {})
     alignments = [tuple(x) for x in notes.get("buffer_dim_align", ())]  # type: ignore[attr-defined]
+    # A later alignment of the same axis replaces the earlier one, as in TVM.
     other_alignments = [x for x in alignments if x[:2] != (number, axis % rank)]
     notes["buffer_dim_align"] = (*other_alignments, (number, axis % rank, factor, offset))
     return program.replace(realize.block, realize.block.with_fields(annotations=notes))

@@ -68,6 +68,8 @@ def _is_safe(index: PrimExpr) -> bool:
     division by a variable, no effects, no loads).
     """
     for e in post_order(index):
+        # The index is computed over the iterators' whole domain, hence also at points that the
+        # block's predicate excludes.
         divides = isinstance(e, (Div, FloorDiv, FloorMod)) and not is_const(e.b)
         acts = isinstance(e, Intrinsic) and INTRINSICS[e.op].effects
         if divides or acts or isinstance(e, BufferLoad):

@@ -174,6 +174,8 @@ def _check_reduction_order(
         )
     start: dict[Var, PrimExpr] = {s.loop_var: s.min for s in loops}
     analyzer = Analyzer()
+    # The init runs where all reduction iterators are 0, so that point must come first in the new
+    # order, too.
     for value in reduce_values(realize):
         first = analyzer.simplify(substitute_expr(value, start))
         if not is_const(first, 0) and not analyzer.can_prove(first > 0):
@@ -205,7 +207,9 @@ def _check_shared_buffers(
 def _stale(
     program: ScheduleProgram, chain: Sequence[For], buffer: Buffer, touching: Sequence[BlockRealize]
 ) -> str | None:
-    """Return why an iteration may read what another one wrote; None if it writes all it reads."""
+    """Return why an iteration may read what another one wrote (a loop-carried dependence); None if
+    it writes all it reads.
+    """
     makers = [x for x in touching if buffer in written(x.block)]
     kinds = [kind_of(x.block).kind for x in makers]
     if kinds not in ([COMPLETE], [REDUCTION], [COMPLETE, UPDATE]):
@@ -275,7 +279,7 @@ def box_of(
 
 
 def reached(total: IterSum) -> PrimExpr:
-    """Return the number of values of a dense sum of digits."""
+    """Return the number of distinct values of a dense iterator sum."""
     size: PrimExpr = const(1)
     for split in total.args:
         size = size * split.extent
@@ -299,6 +303,8 @@ def reaches(low: PrimExpr, size: PrimExpr, end: PrimExpr, analyzer: Analyzer) ->
         with_tiles = _replaced(total, e, tiles)
         count, step = analyzer.coefficient(with_tiles, tiles), int(e.b.value)
         if count is not None and count > 0 and count % step == 0:
+            # a // s >= (a - (s - 1)) / s: replacing the quotient by that bound removes the
+            # rounding, which the prover cannot see through.
             lower_bound = substitute_expr(with_tiles, {tiles: const(0)}) + (e.a - (step - 1)) * (
                 count // step
             )
@@ -375,6 +381,8 @@ def check_concurrent(
         fault = steps_disjoint(program, loop, buffer, {var}, [loop])
         if fault is None:
             continue
+        # Overlapping writes are still safe where the buffer can be private: CompactBufferAllocation
+        # then allocates it per iteration.
         private = _not_private(program, loop, buffer, leaves)
         if private is None and lanes:
             private = _not_lanewise(program, loop, buffer)

@@ -91,6 +91,8 @@ def moved_nest(
         if not any(_states_bounds_of(bounded, value, extent, analyzer) for bounded in inside):
             for within in (value >= 0, value < extent):
                 if not analyzer.can_prove(within):
+                    # The required box may exceed the domain (halo of a convolution at the border):
+                    # the excess points are masked.
                     predicate = logical_and(predicate, within)
         values.append(value)
         before[iter_var.var] = value
@@ -167,6 +169,8 @@ def compute_at(
             realize,
         )
     for buffer in written(realize.block):
+        # Only what the loop reads is computed, but the caller of the function reads all of an
+        # output.
         if program.is_param(buffer):
             refuse(f"{step} {name!r}: it is an output block, of {buffer.name!r}", realize)
         require_sole_writer(step, program, realize, buffer)
@@ -178,6 +182,8 @@ def compute_at(
     ranges = _needed_ranges(realize, loop, outer)
     nest = moved_nest(realize, ranges, outer, preserve_unit_loops)
     below = _place_before(step, program, realize, loop, consumers, index)
+    # The loop is an ancestor of the consumers only, so removing the old nest leaves its identity,
+    # and `replace` finds it.
     without = ScheduleProgram(program.replace(program.nest(realize), EMPTY_STMT))
     return without.replace(loop.body, sequence(*below[0], nest, *below[1]))
 
@@ -222,6 +228,8 @@ def _needed_ranges(realize: BlockRealize, loop: For, outer: Sequence[For]) -> di
             for a in touched
         ]
         buffer_ranges = _required(realize, indices, region(buffer, touched, unshared))
+        # A block with several results runs its iterators once for all: where the results need
+        # different ranges, the whole domain is computed.
         if ranges is not None and not _same_ranges(ranges, buffer_ranges):
             return {}
         ranges = buffer_ranges
@@ -316,6 +324,7 @@ def reverse_compute_at(
     ranges = _written_ranges(step, program, realize, loop, source, outer)
     domains = _domains(program.writers(source))
     nest = moved_nest(realize, ranges, outer, preserve_unit_loops, finished, domains)
+    # Unlike compute_at, nothing may be left out: no other block writes the consumer's output.
     _require_every_point(step, program, realize, nest, outer, kind)
     statements = _statements(loop.body)
     last = max(
@@ -415,6 +424,8 @@ def _finished(
                 writer,
             )
         for loop_var_loop in reducing:
+            # A consumer under a reduction loop may run only in its last iteration, when the sums
+            # are complete.
             last = logical_and(last, loop_var_loop.loop_var.equal(loop_var_loop.extent - 1))
         ancestor = program.parent(writer)
         while ancestor is not None and ancestor is not loop:
@@ -528,6 +539,8 @@ def _require_every_point(
             refuse(
                 f"{step} {name!r}: it would run for a part of {iter_var.var.name!r} only", realize
             )
+    # A complete block may be recomputed at a point; a reduction that ran twice would add its terms
+    # twice.
     if kind == REDUCTION:
         loop_vars = {s.loop_var for s in loops if not is_const(s.extent, 1)}
         fault = determines(values, ranges, loop_vars)

@@ -38,7 +38,7 @@ from ekiden.tir.transform.flat_buffers import flat_index
 def steps_disjoint(
     program: ScheduleProgram, loop: For, buffer: Buffer, loop_vars: set[Var], chain: Sequence[For]
 ) -> str | None:
-    """Return why two iterations of the wanted loops may touch one element of a buffer; None if they
+    """Return why two iterations of the given loops may touch one element of a buffer; None if they
     cannot.
     """
     touched = accesses(loop.body, buffer)
@@ -57,6 +57,8 @@ def steps_disjoint(
             first.indices, ranges_of(loops), determining_vars(loops, loop_vars), outer
         )
     own = ranges_of(mine)
+    # Different access patterns: compare the bounding boxes instead, with a free coordinate within
+    # each axis.
     box = region(buffer, [_of_largest_parts(a) for a in touched], outer)
     corners: list[PrimExpr] = []
     for axis, axis_range in enumerate(box):
@@ -84,7 +86,9 @@ def _without_unit_loops(access: Access, outer: Sequence[For]) -> Access:
 
 
 def _of_largest_parts(access: Access) -> Access:
-    """Return the access with every part over-estimated as the largest part."""
+    """Return the access with the extent of every loop over parts over-estimated by that of the
+    largest part.
+    """
     values: dict[Var, PrimExpr] = {}
     loops: list[For] = []
     for loop in access.loops:
@@ -126,6 +130,8 @@ def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -
     steps = [analyzer.coefficient(flat, x) for x in sizes]
     if not step or any(s is None for s in steps):
         return False
+    # Interval argument: an iteration touches [base, base + reach]; the next base is a stride away,
+    # so reach < stride means disjoint intervals.
     reach = sum(abs(s or 0) * max(n - 1, 0) for s, n in zip(steps, sizes.values(), strict=True))
     return reach < abs(step)
 
@@ -133,8 +139,8 @@ def _far_apart(buffer: Buffer, access: Access, var: Var, outer: Sequence[For]) -
 def _told_apart(
     indices: Sequence[PrimExpr], iters: dict[Var, Range], loop_vars: set[Var], outer: Sequence[For]
 ) -> str | None:
-    """Return the fault of `determines` with the outer loops fixed, or free where only that can be
-    proved; None if the iterations are disjoint.
+    """Return why indices do not determine the given loop variables, with outer loops fixed or free;
+    None if they do (disjoint iterations).
     """
     fault = determines(indices, iters, loop_vars)
     if fault is None or determines(indices, ranges_of(outer) | iters, loop_vars) is None:

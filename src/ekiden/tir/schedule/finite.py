@@ -34,7 +34,7 @@ class NonFiniteFlags:
         return BufferLoad(self.any, ZERO_INDEX, "int32")
 
     def row(self, body: Callable[[PrimExpr], Stmt], lanes: int = 0) -> Stmt:
-        """Return a loop over the columns of a row, in vectors and a scalar tail."""
+        """Emit a loop over the columns of a row: vectors, then a scalar tail."""
         lanes, extent = lanes or self.lanes, self.extent
         vector_count = Analyzer().simplify(extent // lanes)
         tail_count = Analyzer().simplify(extent % lanes)
@@ -48,11 +48,11 @@ class NonFiniteFlags:
         return sequence(main_loop, serial(tail, tail_count, body(vector_count * lanes + tail)))
 
     def cleared(self) -> Stmt:
-        """Return the statement that clears all flags."""
+        """Emit the statement that clears all flags."""
         return self.row(lambda at: BufferStore(self.strange, const(0, "int32"), (at,)))
 
     def marked(self, column: PrimExpr, value: PrimExpr) -> Stmt:
-        """Return the statement that sets a column's flag if a value is not finite; a set flag stays
+        """Emit the statement that sets a column's flag if a value is not finite; a set flag stays
         set.
         """
         is_strange = cast(Not(Intrinsic("isfinite", (value,), "bool")), "int32")
@@ -60,7 +60,7 @@ class NonFiniteFlags:
         return BufferStore(self.strange, maximum(before, is_strange), (column,))
 
     def gathered(self) -> Stmt:
-        """Return the statement that combines all flags into one."""
+        """Emit the loop that combines the flags of all columns into one."""
 
         def combine(column: PrimExpr) -> Stmt:
             load = BufferLoad(self.strange, (column,), "int32")

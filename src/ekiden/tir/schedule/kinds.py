@@ -84,7 +84,7 @@ def _multi_element_fault(block: Block) -> str | None:
 
 
 def _own_elements(block: Block) -> str | None:
-    """Why two spatial points may write one element; None if they never do."""
+    """Return why two spatial points may write one element; None if they never do."""
     spatial_vars = {i.var for i in block.iter_vars if i.kind is IterKind.SPATIAL}
     spatial_vars -= {i.var for i in block.iter_vars if is_const(i.extent, 1)}
     for buffer in written(block):

@@ -21,7 +21,9 @@ def loop_handles(outputs: Sequence[object]) -> list[LoopRV]:
 
 
 class LoopSteps(ScheduleState):
-    """Primitives on loops. A primitive that is refused leaves the schedule unchanged."""
+    """The schedule primitives on loops: a base class of Schedule. A primitive that is refused
+    leaves the schedule unchanged.
+    """
 
     def split(
         self,
@@ -113,8 +115,7 @@ class LoopSteps(ScheduleState):
         return loop_handles(self._run("fuse", loops.fuse, handles, attrs))[0]
 
     def merge(self, *many: LoopLike) -> LoopRV:
-        """Merge sibling loops into one loop; the perfect nests around them are merged too; loops
-        around them, alone in each other, are merged too.
+        """Merge sibling loops into one loop, and the perfect nests around them into one nest.
 
             for i: a[i] = f(i)
             for j: b[j] = g(j)      ->   for m: a[m] = f(m); b[m] = g(m)
@@ -126,8 +127,7 @@ class LoopSteps(ScheduleState):
         return loop_handles(self._run("merge", merge, handles))[0]
 
     def reorder(self, *ordered_loops: LoopLike) -> None:
-        """Reorder loops of one nest; other loops between them keep their positions; others between
-        them stay where they are.
+        """Reorder loops of one nest; loops between them that are not named keep their positions.
 
             for i, j, k in grid(n, m, l): s   ->   reorder(k, i)   ->   for k, j, i in ...: s
 
@@ -140,7 +140,7 @@ class LoopSteps(ScheduleState):
         self._run("reorder", loops.reorder, handles)
 
     def reorder_block_iter_var(self, block: BlockLike, new_order: Sequence[int]) -> None:
-        """Reorder the iterators of a block; loops stay unchanged; loops stay as they are.
+        """Reorder the iterators of a block; its loops stay unchanged.
 
         with block(vi, vj, vk)   ->   reorder_block_iter_var(b, [2, 0, 1])   ->   block(vk, vi, vj)
         """
@@ -191,7 +191,7 @@ class LoopSteps(ScheduleState):
         self._run("parallel", loops.parallel, (self._loop(loop),), {"grain": grain})
 
     def vectorize(self, loop: LoopLike, lanes: int | None = None) -> None:
-        """Vectorise a loop by `lanes`; the tail is masked; a rest is masked.
+        """Vectorise a loop by `lanes` elements; the tail is masked.
 
             for i in range(n): s   ->   for i in vectorized(n): s
 

@@ -126,6 +126,8 @@ def split(
         analyzer.bind(new_loop.loop_var, new_loop.min, new_loop.extent)
     index = _mixed_radix(variables, extents, preserve_unit_iters)
     body = substitute_and_simplify(loop.body, {loop.loop_var: loop.min + index}, analyzer)
+    # The product of the factors exceeds the extent: iterations past the end are masked at the
+    # blocks, never skipped by a break.
     if may_exceed and not disable_predication:
         condition = index < loop.extent
         if not analyzer.can_prove(condition):
@@ -162,6 +164,7 @@ def substitute_and_simplify(stmt: Stmt, values: Mapping[Var, PrimExpr], analyzer
 def _mixed_radix(
     variables: Sequence[Var], extents: Sequence[PrimExpr], keep_units: bool
 ) -> PrimExpr:
+    """Return the index ((i0 * e1 + i1) * e2 + i2) ... of loop variables with these extents."""
     index: PrimExpr = const(0, variables[0].dtype)
     for var, extent in zip(variables, extents, strict=True):
         unit = is_const(extent, 1) and not keep_units
@@ -223,6 +226,8 @@ def _split_exactly(
     tail_extent = analyzer.simplify(loop.extent % step)
     statements = [wrap_in_loops(loops, main)]
     if not is_const(tail_extent, 0):
+        # The tail is a second copy of the blocks: names of blocks and variables must stay unique in
+        # a program.
         copied = copy_with_fresh_names(loop, TAIL_SUFFIX)
         assert isinstance(copied, For)
         tail_index = copied.min + analyzer.simplify(outer * step) + copied.loop_var
@@ -301,6 +306,8 @@ def partition(
     ends: list[PrimExpr] = [const(0, dtype)]
     for point_arg in points:
         point = narrow_index(convert(point_arg, dtype), dtype)
+        # Clamped so that the parts stay in order and cover the extent exactly, whatever a symbolic
+        # point is at run time.
         if not analyzer.can_prove(ends[-1] <= point):
             point = maximum(point, ends[-1])
         if not analyzer.can_prove(point <= loop.extent):
@@ -452,7 +459,7 @@ def fuse(
 
 
 def _require_independent(step: str, nest: Sequence[For]) -> None:
-    """Require that no loop's range depends on an outer one of them."""
+    """Require a rectangular nest: no loop's range depends on an outer one of them."""
     defined: set[Var] = set()
     for loop in nest:
         for v in free_vars(loop.min, loop.extent):
@@ -485,6 +492,7 @@ def reorder(program: ScheduleProgram, *new_order: For) -> PrimFunc:
     defined: set[Var] = set()
     for loop in slots:
         for v in free_vars(loop.min, loop.extent):
+            # Triangular nests: a loop cannot move outside the loop that defines its bounds.
             if v in inside and v not in defined:
                 refuse(f"reorder: the range of {loop.loop_var.name!r} depends on {v.name!r}", loop)
         defined.add(loop.loop_var)

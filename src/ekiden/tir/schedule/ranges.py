@@ -52,8 +52,8 @@ def _add_digits(
     analyzer: Analyzer,
     pieces: dict[Var, list[DigitRange]],
 ) -> bool:
-    """Add the range of each digit of an index, most significant first, when the index runs over a
-    range; return whether that was possible.
+    """Add the range of each IterSplit of an index, most significant first, when the index runs over
+    a range; return whether that was possible.
     """
     if not all(isinstance(s.scale, int) and s.scale > 0 for s in splits):
         return False
@@ -94,7 +94,7 @@ def _divides(factor: int, e: PrimExpr, analyzer: Analyzer) -> bool:
 
 
 def _combine_digits(digits: list[DigitRange], analyzer: Analyzer) -> Range | None:
-    """Return the range of an iterator from those of its digits."""
+    """Return the range of an iterator from the ranges of its splits; None where they leave gaps."""
     ordered = sorted(digits, key=lambda d: -d[0])
     unit, _, digit_range = ordered[0]
     low, extent = digit_range.min, digit_range.extent

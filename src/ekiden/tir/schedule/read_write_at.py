@@ -110,9 +110,7 @@ def write_at(
 
 
 def _at_part(root: Stmt, old: Buffer, new: Buffer, lows: Sequence[PrimExpr]) -> Stmt:
-    """Return the statement with accesses of a buffer redirected to the buffer of its part that
-    begins at `lows`.
-    """
+    """Redirect accesses of a buffer to the buffer of its region that begins at `lows`."""
 
     def moved(indices: tuple[PrimExpr, ...]) -> tuple[PrimExpr, ...]:
         return tuple(Analyzer().simplify(i - low) for i, low in zip(indices, lows, strict=True))

@@ -182,6 +182,7 @@ def merge_reduction(program: ScheduleProgram, init: BlockRealize, update: BlockR
             f"{buffer.name!r}",
             init,
         )
+    # A merged init runs later than before, so it may depend on nothing.
     if free_vars(start.value) or any(read(init.block)):
         refuse(f"{step} {name!r}: block {init.block.name!r} does not set a constant", init)
     if not program.before(init, update):
@@ -193,6 +194,7 @@ def merge_reduction(program: ScheduleProgram, init: BlockRealize, update: BlockR
     shared = [s.loop_var.name for s in reduce_loops(update, around)]
     if shared:
         refuse(f"{step} {name!r}: loops {shared}, which reduce, are around both blocks", update)
+    # Elements that only the init wrote would be lost with it.
     _require_same_part(step, program, (init, first), (update, second), buffer)
     loops = loops_between(second, update, program)
     _require_single_reduction(step, update, loops)
@@ -301,6 +303,8 @@ def rfactor(program: ScheduleProgram, loop: For, factor_axis: int) -> tuple[Prim
             loop,
         )
     axis = factor_axis % (rank + 1)
+    # One partial result per iteration of the loop: these are independent, so the loop may then be
+    # parallel, vectorised or bound to threads.
     shape = (*store.buffer.shape[:axis], loop.extent, *store.buffer.shape[axis:])
     partial = Buffer(program.fresh_buffer(f"{store.buffer.name}_rf"), shape, store.buffer.dtype)
     factored_blocks = _FactoredReduction(
@@ -398,6 +402,8 @@ class _FactoredReduction:
         value = substitute(self.value, values)
         if self.inside:
             condition = substitute(conjunction(self.inside), as_iters)
+            # The predicate's reduction part becomes a select: a masked term contributes the
+            # identity, so that every partial result is defined.
             value = if_then_else(condition, value, self.identity)
         init: Stmt | None = BufferStore(self.partial, self.identity, partial_indices)
         if inner_reduced:

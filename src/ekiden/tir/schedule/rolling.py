@@ -70,6 +70,7 @@ def rolling_buffer(
     new = buffer.with_fields(shape=shape)
 
     def roll(indices: Indices) -> Indices:
+        """Reduce the rolled axis's index modulo the window."""
         return tuple(i % window if n == axis else i for n, i in enumerate(indices))
 
     return func.with_fields(body=replace_accesses(func.body, buffer, new, roll))

@@ -153,6 +153,7 @@ def compute_locations(program: ScheduleProgram, realize: BlockRealize) -> list[V
 
 
 def _possible(step: Callable[[], object]) -> bool:
+    """Return whether a primitive is accepted: run it and discard the result."""
     try:
         # A dry run: primitives return a new function and change nothing, so the result can be
         # dropped.

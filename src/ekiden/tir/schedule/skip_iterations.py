@@ -43,6 +43,8 @@ def skip_turns(
     if lanes < 1:
         refuse(f"{step} {name!r}: lanes above 0 expected, got {lanes}", realize)
     term_condition, loop_conditions = _analyse(step, program, realize, loops)
+    # The whole term is 0: nothing multiplies it, so NaN and infinity cannot arise and no check is
+    # needed.
     if term_condition.partner is None:
         return _with_conditions(program.func, loop_conditions, None), []
     partner = _unwritten_argument(program, term_condition.partner)
@@ -129,6 +131,8 @@ def _unwritten_argument(program: ScheduleProgram, partner: PrimExpr) -> Buffer |
     through copies; None where there is none, since computed values cannot be checked beforehand.
     """
     source = partner
+    # Packed and padded copies hold the same values as the argument, so checking the argument is
+    # enough.
     while isinstance(source, BufferLoad):
         writers = program.writers(source.buffer)
         if program.is_param(source.buffer):

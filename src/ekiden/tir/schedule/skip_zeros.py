@@ -82,6 +82,8 @@ def skip_zeros(
         return program.replace(
             nest, _summed(realize, store.buffer, None, phases, term_condition)
         ), []
+    # 0 * infinity is NaN: leaving out zero terms is exact only if every omitted factor is finite,
+    # which the sums themselves can show.
     why = why_inexact(realize, term_condition)
     if not why and not any(i.kind is IterKind.SPATIAL for i in realize.block.iter_vars):
         why = "it is a single sum"

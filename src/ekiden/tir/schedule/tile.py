@@ -56,7 +56,7 @@ PRIMITIVE_NAME = "tensorize"
 
 @dataclass(frozen=True, slots=True)
 class _TileMatch:
-    """The matched tile: its loops, the sum, and the epilogue."""
+    """A matched tile of a matrix product: its loops, the sum, and the epilogue."""
 
     rows: For
     columns: For
@@ -79,6 +79,7 @@ def tensorize_tile(
         if any(x not in inside for x in users):
             _refuse(rows_loop, f"{sums.name!r} is used by other blocks too")
         if not program.is_param(sums) and not _outer_sums(program, nest):
+            # The sums now live in registers only; their buffer has no other reader.
             func = without_allocation(func, sums)
     has_blocks = any(isinstance(s, BlockRealize) for s in _statements_outside(func.body, tiles))
     return func.with_attr({"tir.tiled": 1, **({"tir.has_blocks": 1} if has_blocks else {})})
@@ -311,13 +312,15 @@ class _TileBuilder:
             )
         last = const(True) if ending is None else ending.predicate
         keep = self.placed(BufferStore(self.sums, self.element, self.indices))
+        # An outer reduction loop blocks k for the cache: sums are spilled between its iterations,
+        # and the epilogue runs in the last one.
         return PartialSums(outer[0].loop_var > 0, self.load, keep, last)
 
     # All tiles.
 
     def stmt(self) -> Stmt:
-        """Return a branch per size of a tile; for a kernel that accepts any number of rows, one per
-        number of columns.
+        """Emit a branch per tile size; a kernel that accepts any number of rows gets one per number
+        of columns.
         """
         columns = _sizes(self.nest.columns, self.above)
         a = self.flat(self.a)
@@ -437,7 +440,7 @@ def _load_of(e: PrimExpr) -> PrimExpr:
 
 
 def _work(value: PrimExpr) -> int:
-    """Float operations of an expression."""
+    """Return the number of float operations in an expression."""
     plain = (BufferLoad, Var, IntImm, FloatImm)
     return sum(dt.is_float(e.dtype) for e in post_order(value) if not isinstance(e, plain))
 
@@ -467,6 +470,8 @@ def _sizes(loop: For, above: Sequence[For]) -> Sizes:
     reads = any(isinstance(sub_expr, BufferLoad) for sub_expr in post_order(extent))
     if not reads and (ranges := _ranges(used, above)):
         every = (dict(zip(used, at, strict=True)) for at in product(*ranges))
+        # Tail sizes are enumerated at compile time: each gets code with constant bounds, whose
+        # accumulators the register allocator can keep.
         sizes = [s for at in every if (s := int(evaluate(extent, at))) > 0]
         along = (used[0], ranges[0].start) if len(used) == 1 else None
         return lambda name: _size_conditions(name, along, sizes)
@@ -478,8 +483,8 @@ def _sizes(loop: For, above: Sequence[For]) -> Sizes:
 
 
 def _ranges(used: Sequence[Var], above: Sequence[For]) -> list[range]:
-    """Return the ranges of variables of enclosing loops; empty where unknown or with more than MANY
-    combinations.
+    """Return the ranges of variables of enclosing loops; empty where unknown or with more than
+    MAX_PART_COMBINATIONS combinations.
     """
     analyzer = bound_analyzer(above)
     bounds = [analyzer.const_int_bound(v) for v in used]

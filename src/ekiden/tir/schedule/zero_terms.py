@@ -262,7 +262,7 @@ def _is_every_point_used(
 
 def share_of(conditions_of_term: Sequence[PrimExpr], extents: Mapping[Var, PrimExpr]) -> float:
     """Return the fraction of points at which the conditions hold, from 0 to 1; a group with too
-    many points, or an unknown number, counts as 1.
+    many points to enumerate, or an unknown number, counts as 1.
     """
     share = 1.0
     for group in groups_of(conditions_of_term):

@@ -25,7 +25,9 @@ Opened: TypeAlias = tuple[Buffer | Var, StmtWrapper | None]
 
 
 class BufferReader(BlockParser):
-    """Reads what gives names to buffers."""
+    """A parser of the statement forms that define buffers (alloc_buffer, decl_buffer,
+    match_buffer).
+    """
 
     def __init__(self, source: ScriptSource, names: Mapping[str, object]) -> None:
         super().__init__(source, names)
@@ -41,7 +43,7 @@ class BufferReader(BlockParser):
         return buffer, lambda body: Allocate(buffer, body)
 
     def _allocate(self, node: ast.AST, name: str, given: CallArguments) -> Opened:
-        """Memory; the first T.decl_buffer of as many elements is the buffer that it is for."""
+        """Parse T.allocate: raw memory, which the first T.decl_buffer of as many elements names."""
         keywords = dict(given.keywords)
         keywords.pop("annotations", None)
         if "extents" in keywords:

@@ -41,8 +41,8 @@ _WMMA_TYPES = (
 
 
 def _load(dtype: str, which: str, memory: str, is_turned: bool) -> tuple[PrimFunc, PrimFunc]:
-    """Return description and implementation of a fragment load. is_turned: memory holds the
-    transposed factor, and so does the fragment.
+    """Return description and implementation of wmma.load_matrix_sync: a 16 x 16 tile from memory to
+    a fragment. is_turned: memory holds the transposed factor, and so does the fragment.
     """
     scope = f"wmma.matrix_{which}"
     # tvm_load_matrix_sync takes the layout as text, after CUDA's nvcuda::wmma::row_major and
@@ -85,6 +85,7 @@ def _load(dtype: str, which: str, memory: str, is_turned: bool) -> tuple[PrimFun
 
 
 def _fill(dtype: str) -> tuple[PrimFunc, PrimFunc]:
+    """Return description and implementation of wmma.fill_fragment with zeros."""
     zero = const(0, dtype)
 
     @T.prim_func

@@ -32,7 +32,7 @@ F32_LANE_COUNTS = (4, 8, 16)
 
 
 def lanes_intrin(kind: str, lanes: int) -> str:
-    """Return the name of the intrinsic for a number of float32 lanes."""
+    """Return the name of the reduction intrinsic for a number of float32 lanes."""
     return f"lanes_{kind}_float32x{lanes}"
 
 

@@ -121,6 +121,8 @@ class _Compact(StmtMutator):
         handed = any(a.extents is not None for a in touched)
         if handed and not has_only_region_accesses(stmt.body, stmt.buffer):
             return stmt
+        # A compact buffer has another layout: whoever knows the old one (flat indices, strides,
+        # views) would read wrong elements.
         if flat or stmt.buffer.strides or _has_view(stmt.body, stmt.buffer):
             return stmt
         if self._is_named_by_thread(stmt.buffer, touched):
@@ -163,11 +165,13 @@ def _is_thread_private(s: Stmt, buffer: Buffer, outer: list[For]) -> bool:
         if not isinstance(axis_range.extent, IntImm):
             return False
         size *= int(axis_range.extent.value)
+    # Private arrays beyond this size spill from registers to local memory, which is as slow as
+    # global memory.
     return crosses and size <= MAX_PRIVATE_BYTES
 
 
 def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stmt:
-    """Return the statement with the buffer allocated as deep inside as all its accesses allow."""
+    """Sink a buffer's allocation as deep into a statement as all its accesses allow."""
     match s:
         case For() if not _shares(buffer, s) and _is_rewritten_each_iteration(
             buffer, accesses(s.body, buffer), [*outer, s]
@@ -181,6 +185,7 @@ def _place(s: Stmt, buffer: Buffer, outer: list[For], crossed: list[For]) -> Stm
             touching = [
                 n for n, stmt_of_seq in enumerate(s.seq) if buffer in buffers_inside(stmt_of_seq)
             ]
+            # All accesses are in one child of the sequence, so the live range ends within it.
             if len(touching) == 1:
                 inner = _place(s.seq[touching[0]], buffer, outer, crossed)
                 return sequence(*s.seq[: touching[0]], inner, *s.seq[touching[0] + 1 :])

@@ -140,8 +140,8 @@ class _Lower(StmtMutator):
         )
 
     def _lowered(self, nest: _ReductionNest) -> Stmt:
-        """Return own = start; the remaining loops with own = combine(own, term); the combination;
-        the store.
+        """Emit own = identity; the remaining loops with own = combine(own, term); the combination
+        of threads; the store.
         """
         realize = nest.realize
         reduction = reduction_of(realize.block)
@@ -360,7 +360,7 @@ class _ThreadGroup:
     has_warps: bool
 
     def combined(self, reduction: Reduction, own: Sequence[Buffer], everywhere: bool) -> _Combined:
-        """Return how the threads' single-element buffers are combined into one value, known to the
+        """Emit the combination of the threads' single-element buffers into one value, known to the
         first thread or to all.
         """
         if self.count == 1:
@@ -380,6 +380,8 @@ class _ThreadGroup:
             own_elements: Elements = [(b, _ZERO_INDEX) for b in own]
             statements.append(reduction.joined(own_elements, elements(own), elements(near)))
             distance //= 2
+        # Two levels: each warp reduces by shuffles, then the warps' results go through shared
+        # memory, one slot per warp.
         warps = self.count // lanes
         if warps == 1:
             if everywhere:
@@ -405,9 +407,10 @@ class _ThreadGroup:
         storing: PrimExpr | None,
         before: Sequence[Stmt],
     ) -> _Combined:
-        """Return the tree reduction through shared memory of the values of `count` threads, or of
+        """Emit the tree reduction through shared memory of the values of `count` threads, or of
         those that store.
         """
+        # Each group of threads has its own slots, so groups need no barrier between each other.
         shape = (const(count * self.groups),)
         shared_buffers = [
             Buffer(b.name.replace("own_", "parts_"), shape, b.dtype, "shared") for b in own

@@ -83,6 +83,8 @@ def _covers(later: _Fill, earlier: _Fill) -> bool:
         obligations += [
             LT(const(0), cast(loop.extent, "int64")) for v, loop in own.items() if v not in values
         ]
+    # The later store must happen wherever the earlier one did; the earlier one's conditions may be
+    # assumed.
     obligations += later.conditions
     precondition = const(True)
     for condition in earlier.conditions:
@@ -104,6 +106,7 @@ class _Remove(StmtMutator):
         """
         remaining: list[Stmt] = []
         pending: list[_Fill] = []
+        # A backward pass: `pending` holds the later stores that no statement in between reads.
         for child in reversed(stmt.seq):
             new = self.visit(child)
             fill = _fill(new)

@@ -45,6 +45,8 @@ class _Split(StmtMutator):
         variables = [v for v in used if isinstance(v, Var)]
         buffers = self._in_order(buffers)
         sizes = {d for b in buffers for d in b.shape if isinstance(d, Var)}
+        # Sizes are known from the buffers that are passed, so only other variables become scalar
+        # parameters.
         numbers = [v for v in variables if v not in sizes]
         count = len(self.kernels)
         name = f"{self._func.name}_kernel{'' if count == 0 else f'_{count}'}"

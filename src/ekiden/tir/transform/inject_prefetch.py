@@ -55,7 +55,7 @@ def _number(value: object) -> int:
 def _prefetches(
     loop: For, realize: BlockRealize, read: int, steps: int, elements: int
 ) -> list[Stmt]:
-    """Return a prefetch per cache line, for the first iteration of the inner loops."""
+    """Emit a prefetch per cache line, for the first iteration of the inner loops."""
     block = realize.block
     reads, _ = block_regions(block)
     reduced = [v.var for v in block.iter_vars if v.kind is IterKind.REDUCE]

@@ -192,6 +192,7 @@ def _high(x: PrimExpr) -> PrimExpr:
 
 # A warp's threads exchange words: other values go as one, or as two.
 def _exchanged(op: str, mask: PrimExpr, value: PrimExpr, lane: PrimExpr, *of: PrimExpr) -> PrimExpr:
+    """Lower a warp shuffle of a dtype without hardware support to shuffles of 32-bit words."""
     if dt.lanes(value.dtype) > 1:
         raise CompileError(f"{op}: threads exchange scalars, got {value.dtype}")
     mask_and_lane = cast(mask, "uint32"), cast(lane, "int32")
@@ -247,7 +248,7 @@ def _change(e: PrimExpr) -> PrimExpr:
 
 
 def lower_intrinsics(func: PrimFunc) -> PrimFunc:
-    """Return the function without the intrinsics of LOWERED."""
+    """Return the function without the intrinsics of INTRINSIC_LOWERINGS."""
     if LOWERINGS.keys().isdisjoint(contents(func.body).intrinsics):
         return func
     return func.with_fields(body=ExprRewriter(_change).visit(func.body))

@@ -139,6 +139,8 @@ class _InvariantNamer(StmtMutator):
         fixed: list[tuple[PrimExpr, int]] = []
         moving: PrimExpr | None = None
         offset = 0
+        # Integer addition wraps and is associative, so reassociation is exact: the invariant part
+        # is computed once, outside the loop.
         for term, sign in _terms(e):
             if isinstance(term, IntImm):
                 offset += sign * term.value
@@ -244,6 +246,8 @@ def _is_inside(load: BufferLoad, analyzer: Analyzer) -> bool:
         index = index.base
     if dt.lanes(index.dtype) > 1:
         return False
+    # A speculative load must be in range for every iteration, including iterations that a condition
+    # would have excluded.
     low, high = analyzer.const_int_bound(index)
     return low >= 0 and high + last < size
 

@@ -234,6 +234,8 @@ class _Partition(StmtMutator):
             return None
         if not self._lanes.isdisjoint({*used} - {loop.loop_var}):
             return None  # it differs between lanes: a mask, not the bound of a loop
+        # The bound must be linear in the loop variable: then it holds on one interval, found by a
+        # division.
         scale = self._analyzer.coefficient(difference, loop.loop_var)
         low = high = start = substitute_expr(difference, {loop.loop_var: const(0)})
         for var in used:
@@ -270,6 +272,7 @@ class _Partition(StmtMutator):
         factor = self._split_factor(loop, bounds)
         begin, end = self._decided_steps(loop, bounds, factor)
         written_out = loop.kind in (ForKind.UNROLLED, ForKind.VECTORIZED)
+        # An unrolled or vectorised loop needs a constant extent in each part.
         if written_out and not (is_const(begin) and is_const(end)):
             return super().visit_for(loop)
         self.has_cut = True
@@ -396,6 +399,7 @@ class _Partition(StmtMutator):
         prove_equal = self._analyzer.can_prove_equal
         if factor < 1 or not prove_equal(first.high - first.low, const(factor - 1)):
             return None
+        # Only then does the loop have exactly one partial iteration, the last one.
         if not prove_equal(loop.extent, (first.high + (factor - 1)) // factor):
             return None
         alike = all(

@@ -142,6 +142,8 @@ class Vectorizer(StmtMutator):
             return rebuild(e, new)
         if not lanes:  # one element for all lanes, if any of them is there
             lanes, new = self._lanes, [*new[:-1], broadcast(new[-1], self._lanes)]
+        # A masked load must not touch disabled lanes, whose addresses may be unmapped; they read as
+        # 0.
         dtype = dt.with_lanes(e.dtype, lanes)
         load = BufferLoad(e.buffer, tuple(new), dtype)
         if self._mask is None:
@@ -159,6 +161,8 @@ class Vectorizer(StmtMutator):
         if stmt.buffer in self._buffers:
             buffer, wide = self.buffer(stmt.buffer), broadcast(value, self._lanes)
             if self._has_branched and self._mask is not None:
+                # A lane-private buffer has no masked store: old and new lanes are blended, so the
+                # buffer must be initialised.
                 self._merged.add(buffer)
                 old = BufferLoad(buffer, indices, wide.dtype)
                 wide = Select(self._mask, wide, old, wide.dtype)
@@ -226,6 +230,8 @@ class Vectorizer(StmtMutator):
         step = Var(stmt.loop_var.name, stmt.loop_var.dtype)
         wide = broadcast(extent, self._lanes)
         self._values[stmt.loop_var] = broadcast(low, self._lanes) + broadcast(step, self._lanes)
+        # Lanes with different trip counts run as long as the longest, each masked behind its own
+        # end.
         longest = VectorReduce(wide, "max", dt.element(wide.dtype))
         body = self._simplify_under(broadcast(step, self._lanes) < wide, stmt.body)
         return For(step, const(0), longest, ForKind.SERIAL, body)

@@ -57,6 +57,8 @@ def _bound(kind: type[BinaryExpr], a: Interval, b: Interval) -> Interval | None:
     if kind is FloorDiv and b[0] > 0:
         ends = [x // y for x in a for y in b]
         return min(ends), max(ends)
+    # The remainder of a floor division by a positive number is never negative, whatever the
+    # dividend.
     if kind is FloorMod and b[0] > 0:
         return 0, b[1] - 1
     return None
@@ -134,6 +136,8 @@ class _Narrow(StmtMutator):
             case Var():
                 return self.variables.get(e)
             case BinaryExpr() if len(known_bounds) == 2:
+                # Interval arithmetic over Python integers, which do not overflow: the check against
+                # 32 bits is made on the exact bounds.
                 values = _bound(type(e), known_bounds[0], known_bounds[1])
                 return None if values is None else (binary(type(e), *operands), values)
             case Select() if len(known_bounds) == 2:

@@ -67,6 +67,8 @@ def _shared(buffers: Sequence[Buffer], statements: Sequence[Stmt]) -> dict[Buffe
     free_from: dict[Buffer, int] = {}
     names: dict[Buffer, Buffer] = {}
     for buffer in sorted((b for b in buffers if lives[b]), key=lambda b: lives[b][0]):
+        # Live ranges in units of statements of the sequence; two buffers may share memory only if
+        # no statement touches both.
         first, last = lives[buffer][0], lives[buffer][-1]
         host = next(
             (h for h, free in free_from.items() if free < first and _fits(buffer, h)), buffer

@@ -269,6 +269,7 @@ class _Sync(StmtMutator):
         synced, added = [self._part(s) for s in inside], self._added
         statements = self._in_order(synced)
         iteration = self._uses
+        # The loop's back edge: the last accesses of an iteration meet the first ones of the next.
         if iteration.after.conflicts_with(iteration.before):
             self._added = added
             waiting = next(
@@ -310,6 +311,8 @@ class _Sync(StmtMutator):
         is_asked_again = isinstance(stmt, While) and self._uses.after.conflicts_with(
             condition_accesses
         )
+        # A barrier that only some threads reach is undefined behaviour (a deadlock in practice), so
+        # this is an error rather than a fix.
         if self._added != added or is_asked_again:
             names = ", ".join(sorted({repr(b.name) for b in _shared(buffers_written(stmt))}))
             raise CompileError(

@@ -38,8 +38,8 @@ def fold_by_halves(
     count: int,
     combine: Combine,
 ) -> list[Stmt]:
-    """Return the tree reduction of `count` consecutive values in shared memory, with a barrier
-    before each step and none behind the last.
+    """Emit the tree reduction of `count` consecutive values in shared memory, with a barrier before
+    each step and none behind the last.
 
     Args:
         shared_buffers: shared memory, a buffer per tuple component.
@@ -50,6 +50,8 @@ def fold_by_halves(
     """
     statements: list[Stmt] = []
     while count > 1:
+        # Rounded up, so that counts that are no powers of two work: the middle value then has no
+        # partner in this step.
         half = (count + 1) // 2
         own_index = first + thread
         join = combine(

@@ -74,7 +74,7 @@ def rounding_of(rounding: str, mode: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Mapping from result pixels to data pixels (see relay's Resize2DAttrs)."""
+    """The mapping from result pixels to data pixels (see relay's Resize2DAttrs)."""
 
     method: str
     mode: str

@@ -62,8 +62,8 @@ def _one(i: PrimExpr, j: PrimExpr, dtype: str) -> PrimExpr:
 
 
 def _halved(ib: IRBuilder, scaled: Rows) -> BufferVar:
-    """Halve the matrix until no row's sum of absolute values exceeds 1/2; return the number of
-    halvings.
+    """Emit the halvings of a matrix until no row's sum of absolute values exceeds 1/2; return their
+    number.
     """
     dtype = scaled.dtype
     norm, count = (ib.allocate(kind, 2, name, "local") for kind, name in
@@ -83,7 +83,7 @@ def _halved(ib: IRBuilder, scaled: Rows) -> BufferVar:
 
 
 def _multiply(ib: IRBuilder, to: Rows, a: Rows, b: Rows) -> None:
-    """Compute to = a b."""
+    """Emit to = a * b."""
     with ib.for_range(0, to.count, "i") as i:
         with to.columns() as j:
             to[i, j] = const(0, to.dtype)

@@ -56,11 +56,13 @@ def _reflection(ib: IRBuilder, work: Rows, k: PrimExpr, v: BufferVar) -> PrimExp
         square[0] = square[0] + work[i, k] * work[i, k]
     alpha = ib.let("alpha", work[k, k])
     length = call_intrin("sqrt", alpha * alpha + square[0])
+    # The sign opposite to alpha's avoids cancellation in beta - alpha (Golub and Van Loan, 5.1).
     beta = ib.let("beta", Select(alpha > 0.0, -length, length, dtype))
     is_zero = ib.let("is_zero", square[0].equal(0.0))
     one, none = const(1, dtype), const(0, dtype)
     tau = ib.let("tau", Select(is_zero, none, (beta - alpha) / beta, dtype))
     scale = ib.let("scale", Select(is_zero, none, one / (alpha - beta), dtype))
+    # LAPACK's convention: the leading 1 of v is implicit, so the rest fits below the diagonal.
     v[k] = one
     work[k, k] = Select(is_zero, alpha, beta, dtype)
     with ib.for_range(k + 1, work.count, "i") as i:
@@ -80,8 +82,8 @@ def householder_product(packed: Tensor, taus: Tensor) -> Tensor:
     count, dtype = taus.shape[-1], wide_dtype(packed)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Apply the reflections to the first columns of the identity, last to first, each only from
-        its own column on: earlier ones are still the identity's there.
+        """Emit the reflections applied to the first columns of the identity, last to first, each
+        only from its own column on: earlier columns are still the identity's there.
         """
         ib = IRBuilder()
         source, tau, out = (ib.buffer_ptr(buffer) for buffer in (*ins, *outs))

@@ -53,9 +53,9 @@ def _rotations(
     size: PrimExpr,
     pair: Callable[[Var, Var], tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]],
 ) -> Iterator[RotationStep]:
-    """Yield each rotation of cyclic sweeps until a sweep has none. `pair` returns, for two rows,
-    the 2 x 2 matrix [a, b; b, d] that a rotation makes diagonal, as (a, b, d), and the tolerance
-    of b.
+    """Emit cyclic sweeps until one has no rotation; yield at each pair of rows. `pair` returns, for
+    two rows, the 2 x 2 matrix [a, b; b, d] that a rotation makes diagonal, as (a, b, d), and the
+    tolerance of b.
     """
     counters = ib.allocate("int64", 2, "left", "local")  # rounds that may follow; turns of this one
     counters[0] = MAX_SWEEPS
@@ -85,7 +85,7 @@ def _angle(ib: IRBuilder, a: PrimExpr, b: PrimExpr, d: PrimExpr) -> HalfAngle:
 
 
 def _ranks(ib: IRBuilder, keys: Callable[[PrimExpr], PrimExpr], count: PrimExpr) -> BufferVar:
-    """Return the rank of each key, NaN last, ties in order."""
+    """Emit the rank of each key, NaN last, ties in order; return the buffer."""
     ranks = ib.allocate("int64", count, "ranks")
     with ib.for_range(0, count, "i") as i:
         ranks[i] = 0
@@ -103,7 +103,7 @@ def _identity(rows: Rows) -> None:
 
 
 def _greatest(ib: IRBuilder, rows: Rows) -> Var:
-    """Return the largest absolute value of the elements; 1 if all are 0."""
+    """Emit the largest absolute value of the elements; 1 if all are 0."""
     maximum = ib.allocate(rows.dtype, 1, "greatest", "local")
     maximum[0] = const(0, rows.dtype)
     with ib.for_range(0, rows.count, "i") as i, ib.for_range(0, rows.size, "j") as j:
@@ -219,7 +219,7 @@ def _store(
     destination: tuple[tuple[PrimExpr, ...], PrimExpr],
     outs: tuple[BufferVar, BufferVar],
 ) -> None:
-    """Store row i as a row of V' or as a column of U."""
+    """Emit the store of row i as a row of V' or as a column of U."""
     (at, number), (u_out, v_out) = destination, outs
     with ib.for_range(0, rows.size, "j") as j:
         with ib.if_scope(is_right):
@@ -229,13 +229,18 @@ def _store(
 
 
 def _orthogonal_rows(ib: IRBuilder, work: Rows, basis: Rows, scale: PrimExpr) -> BufferVar:
-    """Rotate rows until they are pairwise orthogonal, normalise them, and return their lengths."""
+    """Emit the rotations that make rows pairwise orthogonal, then their normalisation; return their
+    lengths.
+    """
     dtype, size = work.dtype, basis.count
     with ib.for_range(0, size, "i") as i, work.columns() as j:
+        # Scaled to at most 1: squares then neither overflow nor underflow.
         work[i, j] = work[i, j] / scale
 
     def pair(i: Var, k: Var) -> tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]:
         a, d = work.dot(i, i), work.dot(k, k)
+        # The tolerance is relative to both lengths, so that short rows become as orthogonal as long
+        # ones.
         return a, work.dot(i, k), d, _root(a) * _root(d) * const(MACHINE_EPSILON[dtype], dtype)
 
     with _rotations(ib, size, pair) as (i, k, angle):
@@ -254,8 +259,8 @@ def _orthogonal_rows(ib: IRBuilder, work: Rows, basis: Rows, scale: PrimExpr) ->
 
 
 def _complete(ib: IRBuilder, work: Rows, i: PrimExpr) -> None:
-    """Replace the zero row i by a unit vector orthogonal to all others, starting from the axis with
-    the smallest projection onto them.
+    """Emit the replacement of the zero row i by a unit vector orthogonal to all others, starting
+    from the axis with the smallest projection onto them.
     """
     dtype = work.dtype
     best = ib.allocate("int64", 1, "best", "local")

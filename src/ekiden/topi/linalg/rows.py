@@ -22,14 +22,17 @@ HalfAngle = tuple[PrimExpr, PrimExpr]
 
 
 def turned(x: PrimExpr, y: PrimExpr, angle: HalfAngle) -> tuple[PrimExpr, PrimExpr]:
-    """(c x - s y, s x + c y), as what is added to x and y: small angles lose nothing to rounding,
-    so that the lengths of rows do not drift (Rutishauser, 1966)."""
+    """Return (c x - s y, s x + c y), computed as increments of x and y, so that small angles lose
+    nothing to rounding and row lengths do not drift (Rutishauser, 1966).
+    """
     sine, half = angle
     return x - sine * (y + half * x), y + sine * (x - half * y)
 
 
 class Rows:
-    """Matrix of `count` rows of `size` elements, zero-padded to whole vectors."""
+    """A matrix of `count` rows of `size` elements in working memory, zero-padded to whole
+    vectors.
+    """
 
     def __init__(self, ib: IRBuilder, dtype: str, count: PrimExpr, size: PrimExpr) -> None:
         self.ib, self.dtype, self.count, self.size = ib, dtype, count, size
@@ -65,39 +68,42 @@ class Rows:
             yield first + lane
 
     def fill(self, element: Callable[[PrimExpr, PrimExpr], PrimExpr]) -> None:
-        """Set every element."""
+        """Emit the initialisation of every element."""
         ib = self.ib
         with ib.for_range(0, self.count, "i") as i, ib.for_range(0, self.size, "j") as j:
             self[i, j] = element(i, j)
 
     def subtract(self, i: PrimExpr, k: PrimExpr, share: PrimExpr, begin: ExprLike = 0) -> None:
-        """Subtract `share` times row k from row i, from column `begin` on."""
+        """Emit the subtraction of `share` times row k from row i, from column `begin` on."""
         with self.columns(begin) as j:
             less = self[i, j] - share * self[k, j]
+            # Whole vectors are stored; columns before `begin` keep their values.
             self[i, j] = Select(j >= begin, less, self[i, j], self.dtype)
 
     def swap(self, i: PrimExpr, k: PrimExpr) -> None:
-        """Swap rows i and k."""
+        """Emit the swap of rows i and k."""
         with self.columns() as j:
             saved = self.ib.let("kept", self[i, j])
             self[i, j] = self[k, j]
             self[k, j] = saved
 
     def rotate(self, i: PrimExpr, k: PrimExpr, angle: HalfAngle) -> None:
-        """Rotate rows i and k by an angle."""
+        """Emit the rotation of rows i and k by an angle (a Givens rotation)."""
         with self.columns() as j:
             x, y = self.ib.let("x", self[i, j]), self.ib.let("y", self[k, j])
             self[i, j], self[k, j] = turned(x, y, angle)
 
     def dot(self, i: PrimExpr, k: PrimExpr, end: PrimExpr | None = None) -> PrimExpr:
-        """Return the dot product of two rows, over whole vectors up to the one before
-        column `end`.
+        """Emit the dot product of two rows, over whole vectors up to the one before column
+        `end`.
         """
         sums = self._zeros()
         with self._block(0, end) as first, self._lanes() as lane:
             j = first + lane
             sums[lane] = sums[lane] + self[i, j] * self[k, j]
         partial_sums = [sums[lane] for lane in range(ROW_LANES)]
+        # Pairwise summation of the lanes: the rounding error grows with the logarithm of their
+        # number.
         while len(partial_sums) > 1:
             partial_sums = [
                 a + b for a, b in zip(partial_sums[::2], partial_sums[1::2], strict=True)
@@ -105,7 +111,9 @@ class Rows:
         return self.ib.let("dot", partial_sums[0])
 
     def reflect(self, v: BufferVar, tau: PrimExpr, top: PrimExpr, begin: ExprLike = 0) -> None:
-        """Apply (1 - tau v v') to the columns from `begin` on; v is 0 above element `top`."""
+        """Emit the reflection (1 - tau v v') of the columns from `begin` on; v is 0 above element
+        `top`.
+        """
         ib = self.ib
         with self._block(begin) as first:
             sums = self._zeros()

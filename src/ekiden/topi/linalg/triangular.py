@@ -16,7 +16,9 @@ from ekiden.topi.linalg.rows import Rows, each_matrix, matrices, shapes_of, wide
 
 
 def _greatest_pivot(ib: IRBuilder, work: Rows, k: Var) -> PrimExpr:
-    """Return the row, from k on, with the largest absolute value in column k."""
+    """Emit the search for the row, from k on, with the largest absolute value in column k (partial
+    pivoting).
+    """
     pivot = ib.allocate("int64", 1, "pivot", "local")
     pivot[0] = k
     with ib.for_range(k + 1, work.count, "i") as i:
@@ -26,7 +28,7 @@ def _greatest_pivot(ib: IRBuilder, work: Rows, k: Var) -> PrimExpr:
 
 
 def _eliminate(ib: IRBuilder, work: Rows, k: Var, top: PrimExpr) -> None:
-    """Eliminate column k below row k; the multipliers are stored in its place."""
+    """Emit the elimination of column k below row k; the multipliers are stored in its place."""
     with ib.for_range(k + 1, work.count, "i") as i:
         share = ib.let("share", work[i, k] / top)
         work.subtract(i, k, share, k + 1)

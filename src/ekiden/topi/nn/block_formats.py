@@ -29,7 +29,9 @@ IndexMap: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class BitField:
-    """Bit field of number k: `bits` bits of byte `byte(k)` of the block, from bit `shift(k)` on."""
+    """A bit field of number k: `bits` bits of byte `byte(k)` of the block, from bit
+    `shift(k)` on.
+    """
 
     bits: int
     byte: IndexMap
@@ -38,8 +40,8 @@ class BitField:
 
 @dataclass(frozen=True, slots=True)
 class PackedInts:
-    """Packed integers: the bit fields of each number, lowest bits first, minus a bias; 8-bit
-    numbers may be signed instead.
+    """Integers packed into bit fields, lowest bits first, minus a bias; 8-bit numbers may be signed
+    instead.
     """
 
     parts: tuple[BitField, ...]
@@ -64,7 +66,7 @@ class PackedInts:
 
 @dataclass(frozen=True, slots=True)
 class GroupScale:
-    """Scale of groups: the float16 at byte `at`, times `factor`, times `sign`."""
+    """The scale of each group: the float16 at byte `at`, times `factor`, times `sign`."""
 
     at: int
     factor: PackedInts | None = None
@@ -73,8 +75,8 @@ class GroupScale:
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """Block format: its name in `Weight.format` and operators, its code in GGUF files, the values
-    and bytes of a block, and how levels, scales and offsets are stored.
+    """A block-quantised format: its name in `Weight.format` and operators, its code in GGUF files,
+    the values and bytes of a block, and how levels, scales and offsets are stored.
     """
 
     name: str
@@ -88,7 +90,7 @@ class BlockFormat:
 
     @property
     def groups(self) -> int:
-        """Groups of a block."""
+        """Return the number of groups of a block."""
         return self.values // self.group
 
     @property
@@ -169,7 +171,7 @@ def real(number: GroupScale, blocks: Bytes, groups: int) -> Floats:
 
 
 def _encoded(row: BlockFormat, grouped: Floats) -> Bytes:
-    """Blocks of float32 [..., blocks, groups, group]."""
+    """Encode float32 [..., blocks, groups, group] as the bytes of blocks."""
     blocks = np.zeros((*grouped.shape[:-2], row.size), np.uint8)
     if row.offset is None:
         scale = _extreme(grouped, row.levels)
@@ -194,6 +196,8 @@ def _extreme(grouped: Floats, levels: PackedInts) -> Floats:
     """Return the scale that maps the value farthest from 0 to the end of the levels."""
     if levels.signed:
         return np.asarray(np.abs(grouped).max(axis=-1) / np.float32(levels.most), np.float32)
+    # The levels are asymmetric (-8..7): mapping the extreme value to the negative end, with a scale
+    # of either sign, uses the whole range.
     at = np.abs(grouped).argmax(axis=-1)[..., None]
     return np.asarray(np.take_along_axis(grouped, at, -1)[..., 0] / np.float32(levels.least))
 
@@ -221,6 +225,8 @@ def _put_real(number: GroupScale, blocks: Bytes, scales: Floats) -> Floats:
     at = np.abs(scales).argmax(axis=-1)[..., None]
     end = factor.least if factor.least < 0 else factor.most
     half = np.take_along_axis(scales, at, -1) / np.float32(end)
+    # The integer factors are rounded against the float16 that is stored, not the exact scale: its
+    # rounding error is then compensated.
     _put_half(blocks, number.at, half)
     pack_ints(factor, blocks, _rounded(scales * _inverse(halves(blocks, number.at)), factor))
     return _inverse(real(number, blocks, scales.shape[-1]))

@@ -54,20 +54,20 @@ ByteLoad = Callable[[PrimExpr], PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class PackedBlock:
-    """Layout of a packed block: byte offsets from its beginning."""
+    """The layout of a packed block of a panel: byte offsets from its beginning."""
 
     format: BlockFormat
     panel: int
 
     @property
     def scales(self) -> tuple[GroupScale, ...]:
-        """Scale, and offset if there is one."""
+        """Return the scale, and the offset if there is one."""
         row = self.format
         return (row.scale,) if row.offset is None else (row.scale, row.offset)
 
     @property
     def factors(self) -> int:
-        """Factors of a group."""
+        """Return the number of integer factors of a group."""
         return sum(real.factor is not None for real in self.scales)
 
     @property
@@ -82,7 +82,7 @@ class PackedBlock:
 
     @property
     def unit(self) -> int:
-        """Bytes of a unit."""
+        """Return the bytes of a unit."""
         return self.factors_at + self.groups * self.factors * self.panel
 
     @property
@@ -123,7 +123,7 @@ class PackedBlock:
 
     @property
     def size(self) -> int:
-        """Bytes of a block of all rows of a panel."""
+        """Return the bytes of a block of all rows of a panel."""
         return self.words_at + self.units * self.unit
 
 
@@ -143,9 +143,12 @@ def pack_blocks(weight: Bytes, format: str, panel: int) -> Bytes:
         for real in to.scales
         if real.factor is not None
     ]
+    # Counted from the smallest level: unsigned bytes are what u8 * s8 dot products take.
     levels = unpack_ints(row.levels, weight, row.values) - row.levels.least
     values = levels.astype(np.uint8).reshape(*weight.shape[:2], to.units, UNIT_VALUES)
     words = _panels(_words(row.levels, values), missing, panel)
+    # Words are stored in the order in which a kernel consumes them, so that its loads are
+    # sequential.
     words[..., to.order, :, :] = words.copy()
     units = [words.reshape(*words.shape[:3], to.factors_at)]
     if factors:
@@ -204,6 +207,7 @@ def unpack_blocks(packed: Bytes, format: str, panel: int) -> Floats:
         spread = mine[..., None, :] >> shifts & np.uint8((1 << bit_field.bits) - 1)
         levels |= spread.reshape(levels.shape) << np.uint8(low)
         low += bit_field.bits
+    # Packed levels are unsigned, counted from the smallest one; the bias is added back here.
     whole_levels = levels.astype(np.float32) + np.float32(row.levels.least)
     by_row = whole_levels.swapaxes(2, 3).reshape(*shape, panel, row.groups, row.group)
     decoded = by_row * reals[0].swapaxes(2, 3)

@@ -102,6 +102,7 @@ def pads(padding: Padding, kernel: Sequence[PrimExpr], dilation: Sequence[int]) 
         return (0,) * (2 * rank)
     if padding == "SAME":
         reach = [(k - 1) * d for k, d in zip(as_ints(kernel), dilation, strict=True)]
+        # TVM's convention for "SAME": an odd remainder pads the beginning, unlike TensorFlow's.
         before = [(r + 1) // 2 for r in reach]
         return (*before, *(r - b for r, b in zip(reach, before, strict=True)))
     if isinstance(padding, str):

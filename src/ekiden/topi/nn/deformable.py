@@ -36,6 +36,8 @@ def bilinear(
             weight = (1.0 - call_intrin("abs", y - row)) * (1.0 - call_intrin("abs", x - column))
             index = list(at)
             index[rows], index[columns] = cast(row, "int64"), cast(column, "int64")
+            # Each of the four pixels is guarded alone: outside pixels count as 0, as in the paper's
+            # implementation.
             conditions = [
                 index[rows] >= 0, index[rows] < data.shape[rows],
                 index[columns] >= 0, index[columns] < data.shape[columns],
@@ -113,6 +115,7 @@ def _deformable(
             value = value * cast(mask[permute((b, mask_channel, y, x), "NCHW", layout)], "float32")
         return cast(value, data.dtype)
 
+    # Samples are stored once per tap: every output channel would otherwise interpolate them again.
     sampled = te.compute(sampled_shape, sample, name="deformed", tag="deformable_sample")
     taps = [te.reduce_axis((0, d), a) for d, a in ((kh, "kh"), (kw, "kw"), (per_group, "ci"))]
     ky, kx, ci = taps

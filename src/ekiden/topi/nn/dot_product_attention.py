@@ -22,8 +22,8 @@ def attention_shape(
 
 
 def attention(heads: AttentionConfig, inputs: Sequence[Tensor]) -> Tensor:
-    """softmax(query * key^T * scale + bias) * value for each head; `inputs` are query, key, value
-    in their layouts, and the bias if there is one.
+    """Return softmax(query * key^T * scale + bias) * value for each head; `inputs` are query, key,
+    value in their layouts, and the bias if there is one.
     """
     shape = attention_shape(heads, inputs[0].shape, inputs[2].shape)
 

@@ -29,8 +29,8 @@ def lstm(
     reverse: bool = False,
     weight_layout: str = "IFGO",
 ) -> tuple[Tensor, Tensor]:
-    """(hidden states, cell states) of every step: [time, batch, hidden] each, for [time, batch,
-    inputs].
+    """Return (hidden states, cell states) of every step: [time, batch, hidden] each, for [time,
+    batch, inputs].
 
     Wi: [4 hidden, inputs], Wh: [4 hidden, hidden], the gates in the order of `weight_layout` (I
     input, F forget, G cell, O output). Biases [4 hidden], peepholes p_* [hidden], initial states

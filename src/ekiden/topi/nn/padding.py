@@ -17,8 +17,8 @@ BorderMap = Callable[[PrimExpr, PrimExpr], PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class PaddingMode:
-    """Padding mode: the data position that a border position shows, close before and after the
-    data, and anywhere.
+    """A padding mode: the data position that a border position shows, for positions close to the
+    data and for any.
     """
 
     near: tuple[BorderMap, BorderMap]
@@ -171,6 +171,8 @@ def _beyond(
 ) -> PrimExpr:
     """Return the data position that a position beyond one side shows."""
     widest, extent = known(width), known(size)
+    # A border wider than the data wraps around several times: only the general form, with a modulo,
+    # covers it.
     if widest is None or extent is None or widest > border.reach(extent):
         return border.anywhere(position, size)
     return border.near[side](position, size)

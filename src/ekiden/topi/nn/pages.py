@@ -107,9 +107,12 @@ def _scaled(plane: Plane, source_buffer: Buffer, source: PrimExpr, cache: Buffer
     ]  # fmt: skip
     body = seq(*halves, For(d, zero, const(plane.group), ForKind.SERIAL, put))
     wide, one = cast(scale, "float32"), const(1.0, "float32")
+    # A group of zeros has scale 0; dividing by 1 instead keeps its levels 0 and free of NaN.
     safe = Select(wide > none, wide, one, "float32")
     body = LetStmt(finer, one / safe, body)
     body = LetStmt(bits, cast(call_intrin("reinterpret", scale, dtype="uint16"), "int32"), body)
+    # Values are divided by the scale as float16 rounds it, because that is the one that readers
+    # multiply by.
     body = LetStmt(scale, cast(max_scale[zero], "float16"), body)
     value = source_buffer[simplify(source + first + k)]
     low_scale, top = (value * const(1 / level, "float32") for level in (row.least, row.most))

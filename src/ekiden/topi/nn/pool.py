@@ -37,7 +37,7 @@ from ekiden.topi.reduce import Reducer, accumulator, max, mean, reduce_axes
 
 
 class PoolWindow:
-    """Windows of a pooling: where each starts, and which of its taps are inside the data."""
+    """The windows of a pooling: where each starts, and which of its taps are inside the data."""
 
     def __init__(
         self,
@@ -442,6 +442,7 @@ def pool_grad(
         te.reduce_axis((0, ceil_div(as_dim(k), s)), f"w{n}")
         for n, (k, s) in enumerate(zip(sizes, strides, strict=True))
     ]
+    # Only the first maximum of a window receives its gradient, as in ONNX and PyTorch.
     first = _first_maximum(window) if pool_type == "max" else None
     zero = const(0, grads.dtype)
 

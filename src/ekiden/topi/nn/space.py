@@ -101,9 +101,7 @@ def space_to_batch_nd(
     batch = data.shape[0]
 
     def body(*i: Var) -> PrimExpr:
-        """Return the padded element of a position within blocks; the pad value outside of
-        the data.
-        """
+        """Return one element of the result: the input element, or the pad value outside of it."""
         inner = unravel(i[0] // batch, as_shape(block_shape))
         at = [i[1 + n] * block_shape[n] + inner[n] - first[n] for n in range(rank)]
         conditions = [c for n, p in enumerate(at) for c in (p >= 0, p < data.shape[1 + n])]

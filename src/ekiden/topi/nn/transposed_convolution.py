@@ -87,6 +87,8 @@ def conv_transpose(
             data_indices.append(at)
             conditions += reaches
         channel = ci if groups == 1 else (o // out_per_group) * per_group + ci
+        # Gather form: a result sums the taps that reach it, so that no two iterations write one
+        # element.
         together = conditions[0]
         for condition in conditions[1:]:
             together = logical_and(together, condition)

@@ -74,6 +74,8 @@ def integer_scale(m: int) -> tuple[int, int]:
         math.lcm(*(int(abs(d)) for d in _divisors(np.array(INTEGER_INTERPOLATION_POINTS[m])))) ** 2
     )
     shift = (square & -square).bit_length() - 1
+    # The sums are multiples of D^2: division by its odd part is exact as multiplication by the
+    # inverse modulo 2**32, its power of two is a shift.
     inverse = pow(square >> shift, -1, 1 << 32)
     return (inverse + (1 << 31)) % (1 << 32) - (1 << 31), shift
 
@@ -83,6 +85,7 @@ def sums_fit(weight: Array, m: int) -> bool:
     the shift.
     """
     wide = weight.reshape(len(weight), -1).astype(np.int64)
+    # A bound for data in 0..255: the positive weights at 255 and the others at 0, or the reverse.
     largest = max(np.maximum(wide, 0).sum(1).max(initial=0), -np.minimum(wide, 0).sum(1).min())
     return int(largest) * UINT8_MAX < 1 << (31 - integer_scale(m)[1])
 
@@ -116,6 +119,7 @@ def matrices(m: int, is_integer: bool = False) -> tuple[Array, Array, Array]:
     else:
         g /= divisors[:, None]
     for matrix in (a, b, g):
+        # Rounding residue of np.poly; exact zeros let the generated transforms skip terms.
         matrix[np.abs(matrix) < 1e-12] = 0
     return a, b, g
 
@@ -210,6 +214,7 @@ def convolve(data: Array, weight: Array, m: int, channels: int, padding: tuple[i
         for j in range(size):
             at = padded[:, i : i + down * m : m, j : j + across * m : m]
             tiles[:, :, :, i, j] = at[:, :down, :across]
+    # V = B' d B, M = U V and Y = A' M A, as in Lavin and Gray (2016).
     inside = np.einsum("ai,bj,nyxijc->abnyxc", b, b, tiles, optimize=True)
     plain = weight[:, :, :depth].transpose(0, 2, 1, 3).reshape(size, size, depth, -1)
     plain = plain[..., :channels].astype(a.dtype)
@@ -260,6 +265,7 @@ def winograd_weight(weight: Tensor, m: int, tile: int) -> Tensor:
         factor = matrix_element(g, e // size, ky, dtype) * matrix_element(g, e % size, kx, dtype)
         return te.sum(value * factor, (ky, kx))
 
+    # One matrix per tile position: the products of all positions are independent matrix products.
     panels = as_dim(size * size), tidy((out + (tile - 1)) // tile)
     if not is_integer:
         shape = (*panels, channels, as_dim(tile))

@@ -67,7 +67,7 @@ def _rows(
     wide = accumulator(data.dtype)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process rows in parallel. Column indices are clamped to the dense matrix."""
+        """Emit rows in parallel. Column indices are clamped to the dense matrix."""
         ib = IRBuilder()
         values, column_indices, starts, factor = map(ib.buffer_ptr, ins[:4])
         out = ib.buffer_ptr(outs[0])
@@ -132,7 +132,7 @@ def _block_dense(x: Tensor, data: Tensor, indices: Tensor, indptr: Tensor) -> Te
     shape, count = (x.shape[0], tidy(blocks * high)), tidy(x.shape[1] // width)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process block rows in parallel."""
+        """Emit block rows in parallel."""
         ib = IRBuilder()
         factor, values, column_indices, starts = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
@@ -215,8 +215,8 @@ def sparse_transpose(
     size = tidy(sparse_indptr.shape[0] - 1)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Count the elements of each column, sum the counts to column starts, then place each
-        element after its column's last (a counting sort, Gustavson 1978).
+        """Emit a counting sort by column (Gustavson 1978): count the elements of each column, sum
+        the counts to column starts, then store each element behind its column's last.
         """
         ib = IRBuilder()
         data, column_indices, starts = map(ib.buffer_ptr, ins)
@@ -264,7 +264,7 @@ def sparse_add(
     )
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process rows in parallel: no two write to the same row."""
+        """Emit rows in parallel: no two write to the same row."""
         ib = IRBuilder()
         dense, values, column_indices, starts = map(ib.buffer_ptr, ins)
         out = ib.buffer_ptr(outs[0])
@@ -348,7 +348,7 @@ def sparse_fill_empty_rows(
     size = tidy(count + rows)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process rows in order: each output position depends on all before."""
+        """Emit rows in order: each output position depends on all before."""
         ib = IRBuilder()
         coordinates, values, fill = map(ib.buffer_ptr, ins)
         new_places, new_values, empty, number = map(ib.buffer_ptr, outs)

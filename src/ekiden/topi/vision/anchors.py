@@ -101,7 +101,7 @@ def multibox_transform_loc(
     dtype = cls_prob.dtype
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process batches in parallel; in each the boxes that count in their order, the rest -1."""
+        """Emit batches in parallel; in each the boxes that count in their order, the rest -1."""
         ib = IRBuilder()
         probability, moves, anchors = map(ib.buffer_ptr, ins)
         rows, valid = map(ib.buffer_ptr, outs)
@@ -293,8 +293,8 @@ def proposal(
     room = as_dim(rpn_post_nms_top_n)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process batches in parallel; each keeps boxes from the highest score that overlap none
-        kept before, and repeats them if too few.
+        """Emit batches in parallel; each keeps boxes from the highest score that overlap none kept
+        before, and repeats them if too few.
         """
         ib = IRBuilder()
         source, rank = map(ib.buffer_ptr, ins)

@@ -28,7 +28,7 @@ BoxCorner = Callable[[PrimExpr, int], PrimExpr]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Box by its lower and upper coordinates on both axes, and its area."""
+    """A box by its lower and upper coordinates on both axes, and its area."""
 
     low: tuple[PrimExpr, PrimExpr]
     high: tuple[PrimExpr, PrimExpr]
@@ -86,7 +86,7 @@ def get_valid_counts(
     expect_least("get_valid_counts", "data", (fields,), (max(score_index, id_index) + 1,))
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process batches in parallel: valid boxes in order, the rest -1."""
+        """Emit batches in parallel: valid boxes in order, the rest -1."""
         ib = IRBuilder()
         source = ib.buffer_ptr(ins[0])
         valid, boxes, positions = map(ib.buffer_ptr, outs)
@@ -95,6 +95,7 @@ def get_valid_counts(
             if isinstance(score_threshold, Tensor)
             else const(score_threshold, data.dtype)
         )
+        # Batches are independent; within one, the order of boxes must be kept, which is serial.
         with ib.for_range(0, batch, "b", kind="parallel") as b:
             count_state = ib.allocate("int64", 1, "found", "local")
             count_state[0] = 0
@@ -171,7 +172,7 @@ def non_max_suppression(
     bounds = [t for t in (max_output_size, iou_threshold) if isinstance(t, Tensor)]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process batches in parallel; suppressed boxes become -1."""
+        """Emit batches in parallel; suppressed boxes become -1."""
         ib = IRBuilder()
         source, valid, where, rank = map(ib.buffer_ptr, ins[:4])
         out = ib.buffer_ptr(outs[0])
@@ -203,6 +204,7 @@ def non_max_suppression(
                 with ib.for_range(0, fields, "f") as f:
                     out[b, row, f] = source[b, box, f]
 
+            # The count is data: clamped, so that no box out of range is read.
             boxes = te.max(te.min(cast(valid[b], "int64"), count), 0)
             boxes = ib.let("boxes", boxes if top_k < 0 else te.min(boxes, as_dim(top_k)))
             with ib.for_range(0, count, "n") as n:
@@ -260,6 +262,7 @@ def keep_greedily(
     kept_boxes = ib.allocate("int64", room, "kept")
     number = ib.allocate("int64", 1, "number", "local")
     number[0] = 0
+    # Boxes come in order of their scores, so a box only has to be compared with those already kept.
     with ib.for_range(0, count, "n") as n, ib.if_scope(number[0] < max_kept):
         box = ib.let("box", ranked(n))
         stays = ib.allocate("int32", 1, "stays", "local")
@@ -308,7 +311,7 @@ def all_class_non_max_suppression(
     ]
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process a row for each batch and class in parallel, its boxes sorted by score."""
+        """Emit a row for each batch and class in parallel, its boxes sorted by score."""
         ib = IRBuilder()
         corners, value = map(ib.buffer_ptr, ins[:2])
         selected, number = map(ib.buffer_ptr, outs)
@@ -362,7 +365,9 @@ def _above(
     ranks: BufferVar,
     order: BufferVar,
 ) -> PrimExpr:
-    """Collect the ranks and positions of the scores above the threshold; return their number."""
+    """Emit the collection of ranks and positions of the scores above the threshold; return their
+    number.
+    """
     count_state = ib.allocate("int64", 1, "above", "local")
     count_state[0] = 0
     with ib.for_range(0, count, "n") as n:
@@ -382,13 +387,15 @@ def _select(
     keep: Callable[[PrimExpr, PrimExpr], None],
     limits: tuple[PrimExpr, PrimExpr],
 ) -> PrimExpr:
-    """Return how many boxes of one row survive, in rank order. sizes: number and capacity; limits:
-    maximum and overlap. Survivors are stored contiguously, so that a box is compared with
-    BOXES_PER_COMPARE at a time until one suppresses it (1,000 boxes, 40 classes, Zen 4: 6.3 ms
-    one by one).
+    """Emit greedy suppression of one row, a vector of kept boxes at a time; return how many boxes
+    survive, in rank order. sizes: number and capacity; limits: maximum and overlap. Survivors
+    are stored contiguously, so that a box is compared with BOXES_PER_COMPARE at a time until one
+    suppresses it (1,000 boxes, 40 classes, Zen 4: 6.3 ms one by one).
     """
     (count, room), (max_kept, threshold) = sizes, limits
     wide = tidy((room + (BOXES_PER_COMPARE - 1)) // BOXES_PER_COMPARE * BOXES_PER_COMPARE)
+    # Structure of arrays, rounded up to whole vectors: a compare loads each field of
+    # BOXES_PER_COMPARE boxes contiguously.
     kept_fields = ib.allocate(corner(as_dim(0), 0).dtype, wide * BOX_FIELDS, "kept")
     kept_count = ib.allocate("int64", 1, "found", "local")
     hits = ib.allocate("int32", BOXES_PER_COMPARE, "hits", "local")
@@ -407,6 +414,8 @@ def _select(
                 kept_box = Box.made_of(
                     [kept_fields[f * wide + kept_index] for f in range(BOX_FIELDS)]
                 )
+                # Lanes behind the kept boxes hold uninitialised memory; the second condition masks
+                # them.
                 meets = logical_and(mine.overlap(kept_box) > threshold, kept_index < already)
                 hits[lane] = cast(meets, "int32")
             for lane_number in range(BOXES_PER_COMPARE):
@@ -426,7 +435,9 @@ def _as_onnx(chosen: Tensor, number: Tensor, classes: PrimExpr) -> list[Tensor]:
     size = tidy(rows * count)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Store all rows' boxes consecutively: offsets follow from the counts before."""
+        """Emit the store of all rows' boxes consecutively: offsets follow from the counts
+        before.
+        """
         ib = IRBuilder()
         picked, counts = map(ib.buffer_ptr, ins)
         out, total = map(ib.buffer_ptr, outs)
@@ -452,7 +463,7 @@ def _as_tensorflow(chosen: Tensor, number: Tensor, scores: Tensor) -> list[Tenso
     size = tidy(classes * count)
 
     def gather(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Store the classes of each batch consecutively."""
+        """Emit the store of the classes of each batch consecutively."""
         ib = IRBuilder()
         picked, counts, value = map(ib.buffer_ptr, ins)
         pairs, scores_out, total = map(ib.buffer_ptr, outs)

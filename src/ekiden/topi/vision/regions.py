@@ -74,9 +74,7 @@ def _roi_align(
     shape = permute(bins, "NCHW", layout)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process bins in parallel, all channels of one together: they share positions and
-        weights.
-        """
+        """Emit bins in parallel, all channels of one together: they share positions and weights."""
         ib = IRBuilder()
         pixels, boxes, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
         bin_shape = (rois.shape[0], as_dim(high), as_dim(wide))
@@ -228,9 +226,7 @@ def roi_pool_nchw(
     shape = (rois.shape[0], channels, high, wide)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
-        """Process bins in parallel; regions are rounded to whole pixels and contain at
-        least one.
-        """
+        """Emit bins in parallel; regions are rounded to whole pixels and contain at least one."""
         ib = IRBuilder()
         pixels, boxes, out = ib.buffer_ptr(ins[0]), ib.buffer_ptr(ins[1]), ib.buffer_ptr(outs[0])
         with ib.for_range(0, product(outs[0].shape), "n", kind="parallel") as n:

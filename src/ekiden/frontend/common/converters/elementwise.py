@@ -53,8 +53,8 @@ Format: TypeAlias = Literal["onnx", "tensorflow", "tflite", "torch", "stablehlo"
 
 
 class Kind(Enum):
-    """Type-promotion class of a row: the dtypes of its operands and result where a format
-    promotes.
+    """Type-promotion class of an operator: the dtypes of its operands and result in formats that
+    promote.
     """
 
     SAME = "operands and result have one dtype"
@@ -92,7 +92,7 @@ class Row:
         return self.kind in (Kind.COMPARED, Kind.LOGICAL)
 
     def on(self, dtype: str, *operands: Expr) -> Expr:
-        """Return the call on operands of that dtype."""
+        """Emit the call on operands of that dtype."""
         if self.kind is Kind.WHOLE and not is_float(dtype):
             return operands[0]
         if self.truths is not None and dtype == "bool":
@@ -100,13 +100,15 @@ class Row:
         return self.function(*operands, dtype) if self.is_typed else self.function(*operands)
 
     def convert(self, node: Node) -> Expr:
-        """Return the call on all inputs of a node, which have one dtype."""
+        """Convert a node whose inputs have one dtype."""
         operands = node.exprs()  # which refuses what is no tensor of numbers
         return self.on(node.dtype(0), *operands)
 
 
 def rows_of(name: Format) -> Iterator[tuple[str, int, Row]]:
-    """Yield what a format has of the table: (operator, the opset from which it means that, row)."""
+    """Yield the rows of the table that a format has: (operator, first opset of that
+    meaning, row).
+    """
     for row in ROWS:
         for word in getattr(row, name).split():
             called, _, since = word.partition("@")
@@ -114,12 +116,12 @@ def rows_of(name: Format) -> Iterator[tuple[str, int, Row]]:
 
 
 def total(*terms: Expr) -> Expr:
-    """Return the sum of one tensor or more, added from the left."""
+    """Emit the sum of one or more tensors, added from the left."""
     return reduce(op.add, terms)
 
 
 def select(node: Node, per_row: bool) -> Expr:
-    """Return where(condition, x, y) of TensorFlow's Select and SelectV2. `per_row`: the first of
+    """Emit where(condition, x, y) for TensorFlow's Select and SelectV2. `per_row`: the first of
     them, whose condition may be one truth value for each first index.
     """
     condition, x, y = node.exprs()
@@ -132,7 +134,7 @@ _floor_quotient = rules.elementwise(np.floor_divide, operator.floordiv)
 
 
 def floor_div_rule(node: Node, inputs: Sequence[Array]) -> Array | None:
-    """Return the floor divisions of integers that are known, of which none is by 0; else None."""
+    """Evaluate floor division of known integers; return None for floats or a zero divisor."""
     if is_float(node.dtype(0)) or (inputs[1].dtype != np.object_ and not inputs[1].all()):
         return None
     return _floor_quotient(inputs)

@@ -73,8 +73,8 @@ def split_v(node: AttributeNode) -> Result:
 
 
 def slice_of(node: AttributeNode) -> Expr:
-    """Convert Slice (data, begin, size); a size of -1 reaches to the end; begin and size may be
-    data.
+    """Convert Slice (data, begin, size), whose bounds may be data; a size of -1 reaches to the end
+    of the axis.
     """
     if None in (*node.partial(1), *node.partial(2)):
         begins, sizes = (op.cast(node.expr(i), "int64") for i in (1, 2))
@@ -88,7 +88,7 @@ def slice_of(node: AttributeNode) -> Expr:
 
 
 def strided_slice(node: AttributeNode) -> Result:
-    """Convert (data, begin, end, strides), whose masks say what each bound means."""
+    """Convert StridedSlice (data, begin, end, strides) with its bit masks."""
     masks = {mask: node.number(f"{mask}_mask") for mask in MASKS}
     begin, end, step = node.dims(1, "begin"), node.dims(2, "end"), node.axes(3, "strides")
     subscript = Subscript(node, begin, end, step, masks)
@@ -97,7 +97,7 @@ def strided_slice(node: AttributeNode) -> Result:
 
 
 def unpack(node: AttributeNode, count: int) -> Result:
-    """Convert Unpack: return the slices of an axis, without it."""
+    """Convert Unpack: return the `count` slices of an axis, without that axis."""
     axis, value = node.axis(node.number("axis"), node.rank(0)), node.value(0)
     if value.is_known and value.elements.size <= SMALL:
         rows = np.moveaxis(value.elements, axis, 0)
@@ -106,31 +106,31 @@ def unpack(node: AttributeNode, count: int) -> Result:
 
 
 def pad(node: AttributeNode, value: Expr | float) -> Expr:
-    """Convert (data, widths); the value fills the borders."""
+    """Convert Pad (data, widths) with a constant value."""
     return op.nn.pad(node.expr(0), pairs(node, 1), value)
 
 
 def mirror_pad(node: AttributeNode, mode: str) -> Expr:
-    """Convert (data, widths); the mode is "REFLECT" or "SYMMETRIC"."""
+    """Convert MirrorPad (data, widths); the mode is "REFLECT" or "SYMMETRIC"."""
     widths: list[list[int]] = node.numbers(1, "paddings").astype(np.int64).tolist()
     return op.nn.mirror_pad(node.expr(0), widths, mode)
 
 
 def one_hot(node: AttributeNode) -> Expr:
-    """Convert (indices, depth, on, off)."""
+    """Convert OneHot (indices, depth, on value, off value)."""
     (depth,) = node.dims(1, "depth")
     axis = node.axis(node.number("axis", -1), node.rank(0) + 1)
     return op.one_hot(node.expr(0), node.expr(2), node.expr(3), depth, axis, node.dtype(2))
 
 
 def top_k(node: AttributeNode) -> Expr:
-    """Convert (data, k), or (data) with k as an attribute."""
+    """Convert TopK (data, k); TopK's older version has k as an attribute."""
     count = node.axes(1, "k")[0] if len(node.inputs) > 1 else node.number("k")
     return op.topk(node.expr(0), count, axis=-1, ret_type="both", dtype="int32")
 
 
 def arange(node: AttributeNode, dtype: str) -> Expr:
-    """Convert (start, limit, step), scalars; whole numbers may be made of dimensions."""
+    """Convert Range (start, limit, step) of scalars; integer bounds may be shape expressions."""
     values = [node.value(i) for i in range(3)]
     if not is_float(dtype) and all(v.is_known for v in values) and values[2].array is not None:
         start, limit = (v.dims()[0] for v in values[:2])
@@ -140,8 +140,9 @@ def arange(node: AttributeNode, dtype: str) -> Expr:
 
 
 def squeeze(node: AttributeNode, axes: Sequence[int], rank: int | None = None) -> Result:
-    """Return the data without these axes; without the axes of extent 1 where there are none, of
-    the first `rank` axes alone if that is given."""
+    """Convert Squeeze: drop these axes, or without any the axes of extent 1 among the
+    first `rank`.
+    """
     return op.squeeze(node.expr(0), axis=axes) if axes else squeezed(node, rank)
 
 
@@ -151,7 +152,7 @@ def tile(node: AttributeNode) -> Expr:
 
 
 def reverse(node: AttributeNode) -> Expr:
-    """Convert (data, axes)."""
+    """Convert Reverse (data, axes)."""
     result = node.expr(0)
     for axis in node.axes(1, "axis"):
         result = op.reverse(result, axis=node.axis(axis, node.rank(0)))
@@ -165,9 +166,10 @@ def reverse_sequence(node: AttributeNode) -> Expr:
 
 
 def coordinates(node: AttributeNode, index: int) -> Expr:
-    """Return an input of coordinates in Relay's layout: coordinates along the first axis, in
-    TensorFlow along the last.
+    """Return an input of coordinates with the coordinate axis first, as Relay has it; TensorFlow
+    has it last.
     """
+    # TensorFlow's indices are [..., components]; Relay's gather_nd reads [components, ...].
     rank = node.rank(index)
     return op.transpose(node.expr(index), (rank - 1, *range(rank - 1)))
 
@@ -185,7 +187,7 @@ def gather(node: AttributeNode, axis: int) -> Expr:
 
 
 def gather_known(node: AttributeNode, inputs: Sequence[Array], axis: int) -> Array | None:
-    """Return elements of known data along an axis; None of batches, or for unknown indices."""
+    """Gather from known data; return None for batches or for unknown indices."""
     data, indices = inputs[:2]
     if indices.dtype == np.object_ or node.number("batch_dims"):
         return None
@@ -218,7 +220,7 @@ def expand_dims(node: AttributeNode) -> Expr:
 
 
 def expand_known(node: AttributeNode, inputs: Sequence[Array]) -> Array | None:
-    """Return known data with an axis of 1 more; None for an axis that is not known."""
+    """Add an axis to known data; return None for an axis that is not known."""
     data, axis = inputs
     return None if axis.dtype == np.object_ else np.expand_dims(data, int(axis.ravel()[0]))
 
@@ -234,7 +236,7 @@ def broadcast_to(node: AttributeNode) -> Expr:
 
 
 def pairs(node: AttributeNode, index: int) -> Sequence[Sequence[Dim]]:
-    """Return (before, after) of each axis, as numbers or dimensions."""
+    """Return the (before, after) padding of each axis, as numbers or dimensions."""
     if (array := node.value(index).array) is not None:
         numbers: list[list[int]] = array.astype(np.int64).tolist()
         return numbers
@@ -260,11 +262,14 @@ def resize(method: str) -> Callable[[AttributeNode], Expr]:
         Methods other than nearest return floats, as TensorFlow's do. Its cubic kernel has a = -0.5
         and excludes the outside of the image for half-pixel centres, else a = -0.75.
         """
+        # The two flags exclude each other in TensorFlow; align_corners is the older one.
         mode = "half_pixel" if node.flag("half_pixel_centers") else "asymmetric"
         mode = "align_corners" if node.flag("align_corners") else mode
         data, is_near = node.expr(0), method == "nearest_neighbor"
         if not is_near and not is_float(node.dtype(0)):
             data = op.cast(data, "float32")
+        # TensorFlow's nearest kernels floor the legacy coordinates and round half up the half-pixel
+        # ones.
         rounding = "" if not is_near else "floor" if mode == "asymmetric" else "round_prefer_ceil"
         return op.image.resize2d(
             data, node.dims(1, "size"), layout="NHWC", method=method,
@@ -283,6 +288,7 @@ def unsorted_segments(kind: str) -> Callable[[AttributeNode], Expr]:
     """
 
     def convert(node: AttributeNode) -> Expr:
+        """Convert an unsorted segment reduction (data, segment ids, number of segments)."""
         (count,) = node.dims(2, "segments")
         return combined_rows(node, kind, node.expr(0), node.expr(1), count)
 
@@ -294,8 +300,7 @@ SEGMENTS = (("Sum", "add"), ("Prod", "multiply"), ("Max", "maximum"), ("Min", "m
 
 
 def suppressed(node: AttributeNode, is_scored: bool, is_padded: bool) -> Sequence[Expr]:
-    """Convert NonMaxSuppression V3, V4 or V5 (`is_scored`): (boxes, scores, max output, IoU
-    threshold, score threshold[, soft NMS sigma]).
+    """Convert NonMaxSuppression V3, V4 (`is_padded`) or V5 (`is_scored`).
 
     Returns positions, scores if `is_scored`, and their count; zero-padded if `is_padded`.
     """
@@ -360,5 +365,5 @@ ROWS = (
 
 
 def rows_of(name: Literal["tensorflow", "tflite"]) -> Iterator[tuple[str, Row]]:
-    """Yield what a format has of the table: (operator, row)."""
+    """Yield the rows of the table that a format has: (operator, row)."""
     return ((called, row) for row in ROWS for called in getattr(row, name).split())

@@ -33,54 +33,57 @@ MAX_WINDOW_ELEMENTS = 4096
 
 
 def bits(dtype: str) -> int:
-    """Return the width of a dtype."""
+    """Return the width of a dtype in bits."""
     return 8 * itemsize(dtype)
 
 
 def unsigned(dtype: str) -> str:
-    """Return the unsigned integers of the width of a dtype of integers."""
+    """Return the unsigned integer dtype of the same width."""
     return dtype if dtype.startswith("uint") else f"u{dtype}"
 
 
 def sign(x: Expr, dtype: str) -> Expr:
-    """Return the sign; of NaN and of zeros themselves."""
+    """Emit the sign; NaN and zeros (with their sign) are returned unchanged, as StableHLO
+    requires.
+    """
     if not is_float(dtype):
         return op.sign(x)
     return op.where(op.logical_or(op.isnan(x), op.equal(x, const(0, dtype))), x, op.sign(x))
 
 
 def cbrt(x: Expr, dtype: str) -> Expr:
-    """Return the cube root."""
+    """Emit the cube root, sign(x) |x|^(1/3)."""
     root = op.power(op.abs(x), const(1 / 3, dtype))
     return op.where(op.less(x, const(0, dtype)), op.negative(root), root)
 
 
 def round_away(x: Expr, dtype: str) -> Expr:
-    """Return the nearest integer, halves away from 0; the sign of zero stays."""
+    """Emit rounding to the nearest integer with ties away from 0 (round_nearest_afz)."""
     truncated = op.trunc(x)
     is_half = op.greater_equal(op.abs(op.subtract(x, truncated)), const(0.5, dtype))
     return op.where(is_half, op.add(truncated, op.sign(x)), truncated)
 
 
 def clamp(low: Expr, x: Expr, high: Expr) -> Expr:
-    """Return x between bounds; NaN stays."""
+    """Emit min(max(x, low), high); NaN is propagated."""
     return op.minimum(op.maximum(x, low), high)
 
 
 def divide(node: Node, x: Expr, y: Expr) -> Expr:
-    """Return the quotient; integers truncate, and division of an integer by 0 sets all bits, as in
-    XLA.
+    """Emit the quotient; integers truncate, and an integer division by 0 sets all bits, as
+    in XLA.
     """
     dtype = node.dtype(0)
     if is_float(dtype):
         return op.divide(x, y)
+    # -1 has all bits set in any integer dtype.
     quotient, ones = op.trunc_divide(x, y), const(np.array(-1).astype(dtype))
     return quotient if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), ones, quotient)
 
 
 def remainder(node: Node, x: Expr, y: Expr) -> Expr:
-    """Return the remainder, with the sign of the dividend; of integers by 0 it is the dividend, as
-    in XLA.
+    """Emit the remainder with the dividend's sign; an integer remainder by 0 is the dividend, as in
+    XLA.
     """
     dtype = node.dtype(0)
     residue = fmod(x, y, dtype)
@@ -88,7 +91,7 @@ def remainder(node: Node, x: Expr, y: Expr) -> Expr:
 
 
 def _never_zero(node: Node) -> bool:
-    """Return whether the divisor is of floats, or known not to be 0."""
+    """Return whether the divisor needs no check for 0: floats, or constants without zeros."""
     divisor = node.value(1).array
     is_known = divisor is not None and divisor.dtype != np.object_
     return is_float(node.dtype(0)) or (is_known and bool(np.all(divisor)))
@@ -98,7 +101,7 @@ def shift(
     node: Node, x: Expr, count: Expr, function: Callable[[Expr, Expr], Expr], width: int,
     is_logical: bool = True, keeps_sign: bool = False,
 ) -> Expr:  # fmt: skip
-    """Return x shifted by `count`, defined for all counts as StableHLO requires.
+    """Emit x shifted by `count` bits; StableHLO defines shifts by any count.
 
     Counts not known to be below `width` are clamped to it; what is beyond is 0, or the sign, which
     the longest shift leaves. width: the bits of x, which a wider dtype may carry.
@@ -108,6 +111,7 @@ def shift(
     if is_logical and width < bits(dtype):  # the sign fills the carrier of a narrow dtype
         x = op.bitwise_and(x, const((1 << width) - 1, dtype))
     x = x if plain == dtype else op.reinterpret(x, plain)
+    # Shifts by the width or more are undefined in C and LLVM, but StableHLO defines them.
     is_inside = counts is not None and bool(np.all((counts >= 0) & (counts < width)))
     held = count
     if not is_inside:  # counts below 0 are large as well
@@ -121,8 +125,8 @@ def shift(
 
 
 def convert(x: Expr, dtype: str, target: str, width: int) -> Expr:
-    """Convert x to another dtype; floats saturate at the limits of integers, which may be narrower
-    than their carrier dtype.
+    """Convert x to another dtype; floats saturate at the integer's limits, which may be narrower
+    than its carrier dtype.
     """
     if target == "bool":
         return op.not_equal(x, const(0, dtype))
@@ -140,7 +144,7 @@ def convert(x: Expr, dtype: str, target: str, width: int) -> Expr:
 
 
 def broadcast_in_dim(node: Node, value: Value, axes: Sequence[int], shape: Sequence[Dim]) -> Expr:
-    """Return a value repeated to a shape, in which its axes are `axes`."""
+    """Emit broadcast_in_dim: axis i of the value becomes axis `axes[i]` of the shape."""
     data, source = node.scope.expr(value), value.type.shape
     order = sorted(range(len(axes)), key=lambda i: axes[i])
     if order != list(range(len(axes))):
@@ -160,7 +164,7 @@ def broadcast_in_dim(node: Node, value: Value, axes: Sequence[int], shape: Seque
 
 
 def iota(node: Node, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
-    """Return the position along an axis of every element of a shape."""
+    """Emit iota: each element is its index along an axis."""
     extent, numbers = shape[axis], [number_of(d) for d in shape]
     total = math.prod(n or 0 for n in numbers)
     if None not in numbers and total <= SMALL:
@@ -172,8 +176,8 @@ def iota(node: Node, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
 
 
 def dynamic_slice(node: Node, sizes: Sequence[int]) -> Expr:
-    """Return a constant-size window of the first input; the other inputs are its starts, clamped so
-    that it fits.
+    """Convert dynamic_slice: a window of constant extents at run-time starts, clamped so that it
+    fits.
     """
     window = node.expr(0)
     for axis, (extent, size) in enumerate(zip(node.shape(0), sizes, strict=True)):
@@ -189,8 +193,8 @@ def dynamic_slice(node: Node, sizes: Sequence[int]) -> Expr:
 
 
 def dynamic_update_slice(node: Node, positions: Sequence[Value]) -> Expr:
-    """Return the first input with a window replaced by the second, at starts clamped so that it
-    fits.
+    """Convert dynamic_update_slice: replace a window of the first input by the second, at clamped
+    starts.
     """
     rows = zip(positions, node.shape(0), node.shape(1), strict=True)
     starts = [start_of(node, position, extent, size) for position, extent, size in rows]
@@ -202,7 +206,7 @@ def gather(
     start_map: Sequence[int], offsets: Sequence[int], batching: Sequence[int] = (),
     index_batching: Sequence[int] = (),
 ) -> Expr:  # fmt: skip
-    """Lower gather: windows of the first input at the positions of the second.
+    """Convert gather by its dimension numbers: windows of input 0 at the start indices of input 1.
 
     Axis `vector` of the indices holds the positions along the axes of `start_map`.
     """
@@ -214,7 +218,7 @@ def scatter_places(
     node: Node, count: int, vector: int, window: Sequence[int], inserted: Sequence[int],
     start_map: Sequence[int], batching: Sequence[int] = (), index_batching: Sequence[int] = (),
 ) -> Places:  # fmt: skip
-    """Return the window positions of a scatter's updates.
+    """Return the window positions that a scatter's dimension numbers describe.
 
     The node has `count` operands, then indices, then updates, of which `window` are the window
     axes.
@@ -233,16 +237,17 @@ def scatter_places(
 
 
 def reduce(node: Node, axes: Sequence[int], kind: str) -> Expr:
-    """Reduce the first input with a single-operator body, from the second input as the initial
+    """Convert reduce with a single binary operator as body and the second input as initial
     value.
     """
+    # The initial value is combined once, and not at all where it is the identity.
     function, both = REDUCE[kind]
     total = function(node.expr(0), axis=list(axes), keepdims=False) if axes else node.expr(0)
     return total if is_neutral(node.value(1), kind) else both(total, node.expr(1))
 
 
 def reduce_windows(node: Node, window: Window, kind: str) -> Expr:
-    """Reduce windows of the first input with one operator, from the second input as the initial
+    """Convert reduce_window with a single binary operator as body and the second input as initial
     value.
 
     Unrolled over the window's elements, each for all windows at once.
@@ -262,8 +267,8 @@ def dot_general(
     node: Node, lhs: Value, right: Value, lhs_axes: Sequence[Sequence[int]],
     on_right: Sequence[Sequence[int]], dtype: str,
 ) -> Expr:  # fmt: skip
-    """Return the product of tensors over (batching, contracting) axes of each: batch axes, free
-    axes of the first, free axes of the second.
+    """Convert dot_general; the result has the batch axes, then the free axes of the left and right
+    operand.
 
     Axes are grouped by role, never by count: there may be as many free and contracting ones as a
     matrix product has.
@@ -277,9 +282,11 @@ def dot_general(
     out = as_attr((*(shape_x[i] for i in (*batch_x, *free_x)), *(shape_y[i] for i in free_y)))
 
     def side(value: Value, *groups: Sequence[int]) -> Expr:
+        """Return an operand with one axis per group, cast to the result's dtype."""
         data = _grouped(node, value, groups)
         return data if value.type.dtype == dtype else op.cast(data, dtype)
 
+    # batch_matmul has exactly one batch axis; several are collapsed and restored.
     if batch_x:
         x, y = side(lhs, batch_x, free_x, sum_x), side(right, batch_y, free_y, sum_y)
         return op.reshape(op.nn.batch_matmul(x, y), out, allowzero=True)
@@ -292,7 +299,9 @@ def dot_general(
 
 
 def _grouped(node: Node, value: Value, groups: Sequence[Sequence[int]]) -> Expr:
-    """Return a value with one axis for each group of its axes: their product, 1 for none."""
+    """Transpose and reshape a value so that each group of axes becomes one axis; an empty group has
+    extent 1.
+    """
     order = [axis for group in groups for axis in group]
     if value.array is not None:
         value = constant(value.array.transpose(order))

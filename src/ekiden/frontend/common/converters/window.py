@@ -41,7 +41,7 @@ def first_of(layout: str) -> int:
 
 
 def pool(kind: str, data: Expr, window: Window, layout: str = "", **options: bool) -> Expr:
-    """Return the pooling "max" or "avg" of a window of known padding."""
+    """Emit "max" or "avg" pooling over a window of known padding."""
     rank = len(window.strides)
     assert window.padding is not None, "data have symbolic padding beforehand"
     return _POOLS[kind][rank - 1](
@@ -53,7 +53,7 @@ def pool(kind: str, data: Expr, window: Window, layout: str = "", **options: boo
 def max_pool(
     node: Node, data: Expr, window: Window, layout: str = "", ceil_mode: bool = False
 ) -> Expr:
-    """Return the largest element of each window."""
+    """Emit max pooling; symbolic padding becomes an explicit pad with the lowest value."""
     if window.padding is None:
         lowest = neutral("maximum", node.typed(data).dtype)
         data = padded(node, data, window, lowest, first_of(layout))
@@ -65,7 +65,7 @@ def average_pool(
     node: Node, data: Expr, window: Window, layout: str = "", counts_padding: bool = False,
     ceil_mode: bool = False,
 ) -> Expr:  # fmt: skip
-    """Return the mean of each window, of its data alone or including padding.
+    """Emit average pooling, over the data alone or including padding.
 
     Means over symbolically padded data are divided by the fraction of each window that is data.
     """
@@ -75,6 +75,7 @@ def average_pool(
         )
 
     def means(source: Expr) -> Expr:
+        """Emit the means of the windows of a zero-padded tensor."""
         wide = padded(node, source, window, 0, first_of(layout))
         return pool("avg", wide, window.unpadded(), layout, count_include_pad=True)
 
@@ -82,6 +83,8 @@ def average_pool(
         return means(data)
     kind, first = node.typed(data), first_of(layout)
     axes = range(first, first + len(window.strides))
+    # The count of data elements per window is the mean of ones: both means share the divisor, which
+    # cancels.
     extents = [d if axis in axes else 1 for axis, d in enumerate(kind.shape)]
     return op.divide(means(data), means(op.full(const(1, kind.dtype), extents, dtype=kind.dtype)))
 
@@ -89,8 +92,7 @@ def average_pool(
 def max_positions(
     node: Node, data: Expr, window: Window, counts: Shape, first: int = 2
 ) -> list[Expr]:
-    """Return the index along each axis, from `first` on, of the first largest element of every
-    window, as int64.
+    """Emit, per axis from `first` on, the int64 index of the first maximum of every window.
 
     A window in which all data are the lowest number yields its first element inside the data.
     `counts` are the numbers of windows along each axis.
@@ -119,9 +121,7 @@ def max_positions(
 def _inside(
     node: Node, positions: Sequence[Expr], extents: Shape, starts: Sequence[Expr], window: Window
 ) -> list[Expr]:
-    """Return positions inside the data: for a window whose position is in the padding, its first
-    data element.
-    """
+    """Move positions that fall into padding to the first data element of their window."""
     zero = const(0, "int64")
     inside = reduce(op.logical_and, [
         op.logical_and(op.greater_equal(coordinate, zero), op.less(coordinate,
@@ -139,7 +139,7 @@ def _inside(
 
 
 def flat_indices(node: Node, positions: Sequence[Expr], extents: Shape) -> Expr:
-    """Return positions along axes as flat row-major indices."""
+    """Emit row-major flat indices from per-axis positions."""
     flat: Expr = const(0, "int64")
     for position, extent in zip(positions, extents, strict=True):
         flat = op.add(op.multiply(flat, node.scope.scalar(extent)), position)
@@ -154,7 +154,7 @@ def convolution(
     channels: int | None = None, layouts: tuple[str, str] | None = None, bias: Expr | None = None,
     output_padding: Sequence[int] | None = None, conv2d: Callable[..., Expr] | None = None,
 ) -> Expr:  # fmt: skip
-    """Return a convolution, or with `output_padding` a transposed one.
+    """Emit a convolution, or with `output_padding` a transposed one.
 
     Args:
         data: [batch, channels, *spatial], unless layouts say otherwise.
@@ -190,7 +190,9 @@ def convolution(
 
 
 def _with_height(weight: Expr) -> Expr:
-    """Return a weight [out, in, width] as [out, in, 1, width]; of a constant a view."""
+    """Reshape a weight [out, in, width] to [out, in, 1, width]; a constant is viewed, not
+    copied.
+    """
     if not isinstance(weight, Constant):
         return op.expand_dims(weight, axis=2)
     view = constant(weight.data[:, :, None, :]).expr
@@ -203,7 +205,7 @@ def transposed_convolution(
     str,
     is_same: bool,
 ) -> Expr:  # fmt: skip
-    """Return the transposed convolution whose result has given spatial extents.
+    """Emit the transposed convolution whose result has the given spatial extents.
 
     The padding of the corresponding convolution is cropped: that of the window, or with `is_same`
     the excess; what it would not have reached is added behind. weight: [inputs, channels, *kernel].
@@ -220,6 +222,8 @@ def transposed_convolution(
     ):
         if extent is None or size is None or span is None:
             node.unsupported("the image and the output must have known extents but for the batch")
+        # The full transposed convolution has (extent - 1) * stride + span elements; spare ones are
+        # cropped as padding.
         spare = (extent - 1) * step + span - size
         low, high = known(window.before[at]) or 0, known(window.after[at]) or 0
         if is_same:
@@ -242,7 +246,7 @@ def transposed_convolution(
 
 
 def weight_extents(node: AttributeNode, index: int, rank: int) -> tuple[int, ...]:
-    """Return the shape of a weight. Raises Unsupported where it is open, or of another rank."""
+    """Return the shape of a weight; reject one with unknown extents or another rank."""
     shape = [known(d) for d in node.shape(index)]
     if len(shape) != rank or None in shape:
         node.unsupported(f"the weight{node.of_input(index)} must have {rank} known extents")

@@ -34,8 +34,8 @@ def _bitcast(node: Node) -> Result:
 
 
 def _complex_bitcast(node: Node) -> Many | Expr | tuple[Expr, Expr]:
-    """Bitcast complex numbers to another width, or from or to real ones: the real part is the low
-    half of the bits.
+    """Bitcast between complex and real numbers of any width; the real part is the low half of the
+    bits.
     """
     operand, result = node.whole[0], node.operation.results[0]
     if node.operation.operands[0].type.element_type == result.type.element_type:
@@ -49,11 +49,12 @@ def _complex_bitcast(node: Node) -> Many | Expr | tuple[Expr, Expr]:
 def _bitcast_parts(
     node: Node, operand_parts: Sequence[Expr], width: int, result_bits: int, count: int
 ) -> list[Expr]:
-    """Return the same bits in elements of `count` parts of `result_bits` each, from elements whose
-    parts have `width` bits.
+    """Regroup the bits of elements: operand parts of `width` bits become `count` parts of
+    `result_bits` each.
 
     The bits are cut into words of the greatest common width, the low ones first, along a last axis.
     """
+    # The greatest common width divides both layouts; StableHLO puts the low-order word first.
     word = math.gcd(width, result_bits)
     words = [node.shared(_words(node, component, width, word)) for component in operand_parts]
     both = op.concatenate(words, axis=-1) if len(words) > 1 else words[0]
@@ -71,7 +72,7 @@ def _bitcast_parts(
 
 
 def _words(node: Node, data: Expr, width: int, word: int) -> Expr:
-    """Split elements into unsigned words: [..., width / word]."""
+    """Split elements into unsigned words: [...] becomes [..., width / word]."""
     plain = _as_integers(node, data, width)
     dtype, target = _unsigned(width), _unsigned(word)
     mask = const(np.array((1 << word) - 1, dtype))
@@ -83,7 +84,7 @@ def _words(node: Node, data: Expr, width: int, word: int) -> Expr:
 
 
 def _as_integers(node: Node, data: Expr, width: int) -> Expr:
-    """Return elements as unsigned integers with the same bits."""
+    """Bitcast elements to unsigned integers of the same width."""
     narrow = narrow_of(node.operation.operands[0].type)
     dtype = node.scope.typed(data).dtype
     if dtype == "bool":
@@ -97,7 +98,9 @@ def _as_integers(node: Node, data: Expr, width: int) -> Expr:
 
 
 def _joined(node: Node, words: Expr, first: int, count: int, word: int) -> Expr:
-    """Join the words from `first` on, along the last axis, to elements of the result's dtype."""
+    """Join `count` words from `first` on, along the last axis, into elements of the
+    result's dtype.
+    """
     target, width = node.out_dtype(), node.out_bits()
     plain = _unsigned(width)
     total: Expr | None = None
@@ -144,6 +147,7 @@ def _reduce_precision(node: Node) -> Result:
     exponent, mantissa = _FORMS[dtype]
     if bits[0] >= exponent and bits[1] >= mantissa:
         return node.value(0)
+    # Two conversion instructions do what the bit arithmetic below does in ten.
     if dtype == "float32" and bits == _FORMS["bfloat16"]:
         return op.cast(op.cast(node.expr(0), "bfloat16"), dtype)
     return _shortened(node, node.expr(0), dtype, bits)
@@ -172,6 +176,7 @@ def _shortened(node: Node, data: Expr, dtype: str, bits: tuple[int, int]) -> Exp
     if bits[0] < exponent:
         bias, reduced = (1 << (exponent - 1)) - 1, (1 << (bits[0] - 1)) - 1
         level = node.shared(op.bitwise_and(magnitude, word(infinity)))
+        # XLA flushes results below the smallest normal number of the reduced format to zero.
         is_small = op.less_equal(level, word((bias - reduced) << mantissa))
         is_large = op.greater(level, word((bias + reduced) << mantissa))
         magnitude = op.where(is_large, word(infinity), op.where(is_small, word(0), magnitude))

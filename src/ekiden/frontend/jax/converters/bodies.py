@@ -1,5 +1,5 @@
-"""Reduction bodies: recognition of single-operator bodies, and evaluation of bodies on whole
-tensors.
+"""Reduction bodies: pattern matching of single-operator bodies, and evaluation of arbitrary ones on
+whole tensors.
 
 A body maps scalars to scalars. Its operations are elementwise, so that it also computes on tensors
 of one shape: reductions without an operator of their own are built from that.
@@ -25,13 +25,13 @@ KINDS = {
 
 
 def operations(block: ir.Block) -> list[ir.Operation]:
-    """Return the operations of a block, the last of which is its terminator."""
+    """Return the operations of a block, terminator last."""
     return [operation.operation for operation in block.operations]
 
 
 def kind_of(node: Node, block: ir.Block) -> str:
-    """Return what a body computes of its two arguments: a name of KINDS, "first", "second", or ""
-    for anything else.
+    """Match a body of two arguments; return a name of BODY_KINDS, "first" or "second", or "" where
+    nothing matches.
 
     Of Booleans, sums and maxima are "or", products and minima "and".
     """
@@ -51,12 +51,14 @@ def kind_of(node: Node, block: ir.Block) -> str:
         return ""
     kind = KINDS.get(body_operations[0].name, "")
     if str(ir.RankedTensorType(block.arguments[0].type).element_type) == "i1":
+        # On i1 StableHLO's add is or and multiply is and.
         return {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}.get(kind, kind)
     return kind if kind not in ("and", "or") else f"bitwise_{kind}"
 
 
 def text_of(block: ir.Block) -> str:
-    """Return a body as text: its operations with numbered arguments and results.
+    """Return a canonical text of a body, with numbered arguments and results, to compare with known
+    bodies.
 
     For example "compare LT a0 a2; select v0 a0 a2; return v1".
     """
@@ -77,8 +79,8 @@ def direction_of(comparison: ir.Operation) -> str:
 
 
 def is_total_order(comparison: ir.Operation) -> bool:
-    """Return whether a float comparison is in total order (NaN and signed zeros included); by
-    default it is not.
+    """Return whether a float comparison uses the IEEE 754 total order (NaN and signed zeros
+    included).
     """
     attributes = comparison.attributes
     return "compare_type" in attributes and "TOTALORDER" in str(attributes["compare_type"])
@@ -90,9 +92,7 @@ def combined(
     first: Sequence[Value | Complex],
     second: Sequence[Value | Complex],
 ) -> Many:
-    """Evaluate a body on tensors; every result has the shape of the first, even where it depends on
-    no argument.
-    """
+    """Evaluate a scalar body on whole tensors, elementwise."""
     shape = as_attr((first[0].real if isinstance(first[0], Complex) else first[0]).type.shape)
 
     def wide(value: Value | Complex) -> Value | Complex:
@@ -110,7 +110,7 @@ def combined_real(
     first: Sequence[Value | Complex],
     second: Sequence[Value | Complex],
 ) -> list[Value]:
-    """Evaluate a body that returns no complex numbers. Raises Unsupported for others."""
+    """Evaluate a body elementwise; reject one that returns complex numbers."""
     results = combined(node, block, first, second)
     real = [value for value in results if isinstance(value, Value)]
     if len(real) < len(results):

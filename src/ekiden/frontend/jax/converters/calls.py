@@ -21,7 +21,9 @@ def _call(node: Node) -> Many:
 
 
 def _composite(node: Node) -> Result | Many:
-    """Convert a composite by the row of its name, where there is one; else by its decomposition."""
+    """Convert a composite by the converter of its name if there is one, else inline its
+    decomposition.
+    """
     row = node.graph.row(node.text("name"))
     if row is None:
         return _whole_composite(node)
@@ -71,12 +73,12 @@ def _same(node: Node) -> Many:
 
 
 def _token(node: Node) -> Value:
-    """Return a dummy value for a token, which has no data: programs run in order anyway."""
+    """Return a dummy value for a token; tokens carry no data, as programs run in order anyway."""
     return constant(np.zeros((), np.bool_))
 
 
 def _number_of_device(node: Node) -> Value:
-    """Return the replica or partition id 0: a program runs on one device."""
+    """Return the replica or partition id, which is 0: a program runs on one device."""
     return constant(np.zeros((), np.uint32))
 
 

@@ -28,18 +28,18 @@ def unary(function: Callable[[Expr, Expr], Parts]) -> Rule:
 
 
 def absolute(node: Node) -> Expr:
-    """Return the modulus |z|."""
+    """Emit the modulus |z|."""
     return modulus(*node.parts(0))
 
 
 def log(node: Node) -> Pair:
-    """Return log |z| + i arg z."""
+    """Emit log |z| + i arg z."""
     a, b = node.parts(0)
     return op.log(modulus(a, b)), atan2(b, a, node.out_dtype())
 
 
 def compare(node: Node) -> Expr:
-    """Compare complex numbers for equality; they have no order."""
+    """Compare complex numbers for equality; StableHLO defines no order for them."""
     (p, q), (r, s) = node.parts(0), node.parts(1)
     if node.word("comparison_direction") == "NE":
         return op.logical_or(op.not_equal(p, r), op.not_equal(q, s))
@@ -47,9 +47,7 @@ def compare(node: Node) -> Expr:
 
 
 def convert(plain: Converter) -> ComplexRule:
-    """Return the complex rule of a conversion: between widths, from real, or to real, which drops
-    the imaginary part.
-    """
+    """Return the complex rule of convert; a conversion to real drops the imaginary part."""
 
     def rule(node: Node) -> Pair | Result | Many:
         if not node.is_complex_out():
@@ -75,25 +73,25 @@ def extreme(precedes: Callable[[Expr, Expr], Expr]) -> Rule:
 
 
 def _polar(node: Node, index: int) -> tuple[Expr, Expr]:
-    """Return the moduli and arguments of an input."""
+    """Emit the modulus and argument of an input."""
     a, b = node.parts(index)
     return node.shared(modulus(a, b)), node.shared(atan2(b, a, node.part_dtype(index)))
 
 
 def rsqrt(node: Node) -> Pair:
-    """Return 1 / sqrt(z), in polar form."""
+    """Emit 1 / sqrt(z), in polar form."""
     size, angle = _polar(node, 0)
     return powered(size, angle, -0.5, node.out_dtype())
 
 
 def cbrt(node: Node) -> Pair:
-    """Return the principal cube root, in polar form."""
+    """Emit the principal cube root, in polar form."""
     size, angle = _polar(node, 0)
     return powered(size, angle, 1 / 3, node.out_dtype())
 
 
 def sign(node: Node) -> Pair:
-    """Return z / |z|, and 0 for 0."""
+    """Emit z / |z|, and 0 for 0."""
     a, b = node.parts(0)
     size = node.shared(modulus(a, b))
     is_zero = op.equal(size, op.zeros_like(size))
@@ -103,7 +101,7 @@ def sign(node: Node) -> Pair:
 
 
 def expm1_of_complex(node: Node) -> Pair:
-    """Return expm1(a) cos b - 2 sin(b / 2)^2 + i exp(a) sin b, which is accurate for small
+    """Emit expm1(a) cos b - 2 sin(b / 2)^2 + i exp(a) sin b, which is accurate for small
     numbers.
     """
     a, b = node.parts(0)
@@ -115,8 +113,7 @@ def expm1_of_complex(node: Node) -> Pair:
 
 
 def power(node: Node) -> Pair:
-    """Return x^y = r^c e^(-d t) (cos q + i sin q) of y = c + di and x = r e^(it), where q = ct + d
-    ln r.
+    """Emit x^y = r^c e^(-d t) (cos q + i sin q) for y = c + di, x = r e^(it) and q = c t + d ln r.
 
     For x = 0 it is 1 where y is 0, else 0.
     """
@@ -135,7 +132,7 @@ def power(node: Node) -> Pair:
 
 
 def atan2_of_complex(node: Node) -> Pair:
-    """Return -i log((x + iy) / sqrt(x x + y y))."""
+    """Emit -i log((x + iy) / sqrt(x x + y y))."""
     y, x = node.parts(0), node.parts(1)
     dtype = node.out_dtype()
     (p, q), (r, s) = x, y
@@ -147,19 +144,21 @@ def atan2_of_complex(node: Node) -> Pair:
 
 
 def is_finite(node: Node) -> Expr:
-    """Return whether both parts are finite."""
+    """Emit whether both parts are finite."""
     a, b = node.parts(0)
     return op.logical_and(op.isfinite(a), op.isfinite(b))
 
 
 def bilinear(product: Converter) -> ComplexRule:
-    """Return the complex rule of a bilinear operation, by four real products."""
+    """Return the complex rule of a bilinear operation, such as a product or convolution: four real
+    ones.
+    """
 
     def rule(node: Node) -> Pair:
-        """Return (p + qi)(r + si) = (pr - qs) + (ps + qr)i."""
+        """Emit (p + qi)(r + si) = (pr - qs) + (ps + qr)i."""
 
         def times(i: int, j: int) -> Expr:
-            """Return the product of part i of the first and part j of the second tensor."""
+            """Emit the product of part i of the first and part j of the second tensor."""
             product_expr = product(node.with_inputs([node.part(0, i), node.part(1, j)]))
             assert isinstance(product_expr, Expr)
             return product_expr
@@ -182,7 +181,9 @@ def _made(node: Node) -> Pair:
 
 
 def _fft(node: Node) -> Pair | Expr:
-    """Convert fft: FFT, IFFT, RFFT or IRFFT along the last axes, one for each of `fft_length`."""
+    """Convert fft: FFT, IFFT, RFFT or IRFFT along the last axes, one per element of
+    `fft_length`.
+    """
     kind, lengths = node.word("fft_type"), node.ints("fft_length")
     real, imaginary = node.parts(0)
     dtype, rank = node.scope.typed(real).dtype, node.rank(0)
@@ -203,6 +204,7 @@ def _fft(node: Node) -> Pair | Expr:
     if kind == "IRFFT":
         spectrum = along(node.scope, mirrored(spectrum, last, lengths[-1]), last, True, dtype)
     if inverse:
+        # The inverse transforms are normalized once, by the product of all lengths.
         scale = const(1 / math.prod(lengths), dtype)
         spectrum = op.multiply(spectrum[0], scale), op.multiply(spectrum[1], scale)
     return spectrum[0] if kind == "IRFFT" else spectrum

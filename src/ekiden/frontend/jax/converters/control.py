@@ -31,11 +31,12 @@ def _while(node: Node) -> Many:
         return whole(node.operation.results, start)
     names = [f"carried{i}" for i in range(len(start))]
     (go,) = node.run_flat(test, start)
+    # A condition that is false at once runs no iteration, so the body need not be importable.
     if go.array is not None and not go.array.item():
         return whole(node.operation.results, start)
 
     def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
-        """Import one iteration: the body's values, and the loop condition evaluated on them."""
+        """Import one iteration: the body, then the loop condition on its results."""
         next_values = node.run_flat(body, list(values))
         (again,) = node.run_flat(test, next_values)
         return Iteration(again, next_values)
@@ -45,7 +46,7 @@ def _while(node: Node) -> Many:
 
 
 def _turns(node: Node, test: ir.Block, body: ir.Block) -> int | None:
-    """Return the trip count of a loop that counts by 1 between two known numbers; None for any
+    """Return the trip count of a loop that counts by 1 between two constants; None for any
     other.
     """
     *test_operations, end = operations(test)
@@ -72,7 +73,7 @@ def _array(value: Value | None) -> int | None:
 
 
 def _number(operation: ir.Operation | None) -> int | None:
-    """Return the number of a splat constant; None for any other operation."""
+    """Return the number of a splat constant; None for other operations."""
     if operation is None or operation.name != "stablehlo.constant":
         return None
     attribute = operation.attributes["value"]
@@ -80,7 +81,7 @@ def _number(operation: ir.Operation | None) -> int | None:
 
 
 def _counts(node: Node, body: ir.Block, at: int) -> bool:
-    """Return whether an iteration adds 1 to an argument."""
+    """Return whether a loop body adds 1 to its argument."""
     *body_operations, end = operations(body)
     added = next(
         (o for o in body_operations if o.results and o.results[0] == end.operands[at]), None
@@ -95,9 +96,7 @@ def _counts(node: Node, body: ir.Block, at: int) -> bool:
 
 
 def _size(node: Node, block: ir.Block) -> int:
-    """Return the number of operations in a block and the functions it calls, counted no further
-    than the unrolling limit.
-    """
+    """Count the operations of a block and of the functions it calls, up to the unrolling limit."""
     total, waiting = 0, [block]
     while waiting and total <= UNROLLED:
         for operation in operations(waiting.pop()):
@@ -117,14 +116,15 @@ def _if(node: Node) -> Many:
 
 
 def _of_each(node: Node, test: Expr, sides: Sequence[Sequence[Value]]) -> Many:
-    """Return the results of both branches, selected by element."""
+    """Select between the results of both branches elementwise."""
     pairs = zip(*([node.scope.expr(v) for v in side] for side in sides), strict=True)
+    # Inside a body evaluated on tensors, elements take different branches; both are pure.
     chosen = [node.given(op.where(test, yes, no)) for yes, no in pairs]
     return whole(node.operation.results, chosen)
 
 
 def _case(node: Node) -> Many:
-    """Convert case; an index out of range selects the last branch, as StableHLO specifies."""
+    """Convert case; an index out of range selects the last branch (StableHLO)."""
     count = len(node.operation.regions)
     runs = [partial(node.run_flat, node.region(at), []) for at in range(count)]
     return whole(node.operation.results, choose_at(node, node.value(0), runs))

@@ -31,7 +31,7 @@ class _Axes:
 
     @staticmethod
     def of(node: Node) -> _Axes:
-        """Read from the operation's attribute `dimension_numbers`."""
+        """Decode the attribute `dimension_numbers`."""
         at: Any = stablehlo.ConvDimensionNumbers(node.attribute("dimension_numbers"))
         return _Axes(
             [at.input_batch_dimension, at.input_feature_dimension, *at.input_spatial_dimensions],
@@ -42,7 +42,7 @@ class _Axes:
 
 
 def _turned(node: Node, value: Value, order: Sequence[int]) -> Value:
-    """Transpose a value to an order of axes."""
+    """Transpose a value to an order of axes; a constant is transposed at import."""
     if list(order) == list(range(len(order))):
         return value
     if value.array is not None:
@@ -57,9 +57,7 @@ def _convolution(node: Node) -> Expr:
 
 
 def _dynamic_convolution(node: Node) -> Expr:
-    """Convert dynamic_conv, whose padding is an input: numbers, or sizes, as for SAME padding of
-    symbolic extents.
-    """
+    """Convert dynamic_conv, whose padding is an input: numbers or shape expressions."""
     flat = node.sizes_of_any_sign(2)
     return _convolved(node, [(flat[i], flat[i + 1]) for i in range(0, len(flat), 2)])
 
@@ -79,7 +77,10 @@ def _convolved(node: Node, padding: Sequence[tuple[Dim, Dim]]) -> Expr:
         data, groups = _batch_as_features(node, data, split), split
     flips = [2 + i for i, f in enumerate(_flags(node, "window_reversal")) if f]
     if flips:
+        # window_reversal turns the cross-correlation into a true convolution along an axis.
         kernel = node.given(op.reverse(node.scope.expr(kernel), flips))
+    # nn.conv takes neither base dilation nor negative or symbolic padding: an explicit pad applies
+    # them.
     if any(inner) or any(not isinstance(p, int) or p < 0 for pair in padding for p in pair):
         low, high = ([0, 0, *(p[i] for p in padding)] for i in (0, 1))
         zero = const(0, data.type.dtype)
@@ -96,7 +97,7 @@ def _convolved(node: Node, padding: Sequence[tuple[Dim, Dim]]) -> Expr:
 
 
 def _as_output(node: Node, value: Value) -> Expr:
-    """Return an input in the dtype of the output."""
+    """Cast an input to the dtype of the output."""
     expr, dtype = node.scope.expr(value), node.out_dtype()
     return expr if value.type.dtype == dtype else op.cast(expr, dtype)
 
@@ -106,8 +107,8 @@ def _flags(node: Node, name: str) -> list[bool]:
 
 
 def _batch_as_features(node: Node, data: Value, count: int) -> Value:
-    """Regroup [count * n, c, ...] to [n, count * c, ...]: each batch group has its own features
-    (batch_group_count).
+    """Regroup [count * n, c, ...] to [n, count * c, ...] (batch_group_count): each batch group has
+    features of its own.
     """
     n, c, *space = data.type.shape
     spatial_axes = list(range(3, 3 + len(space)))

@@ -49,8 +49,8 @@ def _with_dtype(function: Callable[[Expr, str], Expr]) -> Converter:
 
 
 def operands(node: Node) -> tuple[Expr, Expr]:
-    """Return two inputs of one shape; a broadcast is replaced by its source, as the Relay operator
-    broadcasts.
+    """Return two operands of one shape; a broadcast is replaced by its source, as Relay operators
+    broadcast themselves.
 
     In a reduction body evaluated on tensors, scalars stay scalars.
     """
@@ -70,9 +70,7 @@ def _on_both(function: Callable[[Node, Expr, Expr], Expr]) -> Converter:
 
 def _shared(row: Elementwise) -> Converter:
     def convert(node: Node) -> Expr:
-        """Return the call on one operand, or on both, which have one shape and dtype in
-        StableHLO.
-        """
+        """Emit the call of the shared table's operator on one or two operands of one dtype."""
         sides = [node.expr(0)] if len(node.inputs) == 1 else operands(node)
         return row.on(node.dtype(0), *sides)
 
@@ -89,7 +87,7 @@ def _shift(function: Binary, is_logical: bool = True, keeps_sign: bool = False) 
 
 
 def _popcount(node: Node) -> Expr:
-    """Return the number of set bits; of narrow integers only their own bits count."""
+    """Emit the population count; a narrow integer counts only its own bits."""
     return _count_bits(_low_bits(node, 0), node.dtype(0))
 
 
@@ -101,7 +99,7 @@ def _zeros_in_front(node: Node) -> Expr:
 
 
 def _low_bits(node: Node, index: int) -> Expr:
-    """Mask an integer input to the bits of its narrow dtype, without those of its carrier."""
+    """Mask an integer input to the bits of its narrow dtype."""
     dtype, width = node.dtype(index), node.bits(index)
     if width == shared.bits(dtype):
         return node.expr(index)
@@ -109,7 +107,7 @@ def _low_bits(node: Node, index: int) -> Expr:
 
 
 def _count_bits(x: Expr, dtype: str) -> Expr:
-    """Return the number of set bits by parallel summation: neighbours, then pairs, and so on."""
+    """Emit the population count by parallel summation of neighbouring bit fields."""
     width, plain = shared.bits(dtype), shared.unsigned(dtype)
     sums = x if plain == dtype else op.reinterpret(x, plain)
     step = 1
@@ -123,7 +121,7 @@ def _count_bits(x: Expr, dtype: str) -> Expr:
 
 
 def _leading_zeros(x: Expr, dtype: str) -> Expr:
-    """Return the number of leading zeros: smear the highest set bit downwards and count the clear
+    """Emit the number of leading zeros: smear the highest set bit downwards and count the clear
     bits.
     """
     width, plain = shared.bits(dtype), shared.unsigned(dtype)
@@ -146,7 +144,9 @@ def _convert(node: Node) -> Result:
 
 
 def _not_of_truth(inputs: Sequence[Array]) -> Array | None:
-    """Return the opposite of truth values; of integers `not` flips bits."""
+    """Evaluate `not` on known values: logical on bools, bitwise on integers, None for symbolic
+    integers.
+    """
     if inputs[0].dtype == np.object_ and any(e.dtype != "bool" for e in inputs[0].ravel()):
         return None
     if inputs[0].dtype not in (np.object_, np.bool_):
@@ -191,6 +191,7 @@ def _select(node: Node) -> Expr:
     test = node.expr(0) if node.rank(0) == 0 else node.narrow(0)
     if test is not node.expr(0) or node.rank(0) == 0:
         return op.where(test, node.expr(1), node.expr(2))
+    # One of the two branches must keep its full shape, which gives the result its own.
     thin = node.narrow(2)
     if thin is not node.expr(2):
         return op.where(test, node.expr(1), thin)
@@ -210,6 +211,7 @@ def _clamped(inputs: Sequence[Array]) -> Array | None:
 
 def _remainders(inputs: Sequence[Array]) -> Array | None:
     if all(i.dtype != np.object_ for i in inputs):
+        # A divisor of 0 is undefined in a known shape computation; 1 keeps NumPy from warning.
         return np.asarray(np.fmod(inputs[0], np.where(inputs[1] == 0, 1, inputs[1])))
     lifted = [arithmetic.lift(i) for i in inputs]
     if any(is_float(e.dtype) for i in lifted for e in i.ravel()):
@@ -218,7 +220,7 @@ def _remainders(inputs: Sequence[Array]) -> Array | None:
 
 
 def _truth(numeric: Callable[..., Array], symbolic: Callable[..., object]) -> Rule:
-    """Return a rule for bitwise operations on numbers and logical ones on symbolic conditions."""
+    """Return a folding rule: bitwise on numbers, logical on symbolic conditions."""
     rule = arithmetic.elementwise(numeric, symbolic)
 
     def of_truth(inputs: Sequence[Array]) -> Array | None:
@@ -253,11 +255,10 @@ _ON_COMPLEX: Mapping[str, Callable[[Converter], ComplexRule]] = {
 
 
 def _shared_rows(name: str, row: Elementwise) -> list[Row]:
-    """Return the row of an operation of StableHLO; of one of CHLO also that of how versions of JAX
-    before 0.7 write it where sizes are symbolic.
-    """
+    """Return the rows of an operation of the shared table."""
     convert = _shared(row)
     if name.startswith("chlo."):
+        # jax before 0.7 emits CHLO operations of symbolic shapes as custom calls of mhlo.
         called = (name, f"custom_call:mhlo.{name.removeprefix('chlo.')}")
         return [Row(row_name, convert) for row_name in called]
     rule = _fixed(_RULES[name]) if name in _RULES else None

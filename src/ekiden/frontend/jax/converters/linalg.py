@@ -1,4 +1,4 @@
-"""Linear algebra: StableHLO operations, and the LAPACK custom calls that JAX emits.
+"""Linear algebra: StableHLO operations, and the LAPACK custom calls that JAX emits on CPU.
 
 JAX itself turns failures reported in LAPACK's `info` into NaN.
 """
@@ -16,7 +16,7 @@ from ekiden.topi.dimensions import as_attr, as_dim, tidy
 
 
 def _char(node: Node, name: str) -> str:
-    """Return a LAPACK option letter, such as "U" or "N"."""
+    """Return a LAPACK option letter, such as "U" or "N", from the call's backend config."""
     config = ir.DictAttr(node.attribute("mhlo.backend_config"))
     return chr(ir.IntegerAttr(config[name]).value & 0xFF)
 
@@ -43,7 +43,7 @@ def _potrf(node: Node) -> list[Expr]:
 
 
 def _cholesky(node: Node) -> Expr:
-    """Convert stablehlo.cholesky: return the lower factor, or the upper one."""
+    """Convert stablehlo.cholesky: the lower or the upper factor."""
     data, rank = _wide(node, 0), _rank(node)
     if node.flag("lower"):
         return TupleGetItem(op.linalg.cholesky(data), 0)
@@ -51,7 +51,7 @@ def _cholesky(node: Node) -> Expr:
 
 
 def _wide(node: Node, index: int) -> Expr:
-    """Return a float input in a dtype that decompositions support."""
+    """Cast a half-precision input to float32, the narrowest dtype of decompositions."""
     is_half = node.dtype(index) in ("float16", "bfloat16")
     return op.cast(node.expr(index), "float32") if is_half else node.expr(index)
 
@@ -70,7 +70,7 @@ def _triangular_solve(node: Node) -> Expr:
 
 
 def _solved(node: Node, left_side: bool, lower: bool, is_transposed: bool, unit: bool) -> Expr:
-    """Solve op(a) x = b; for x op(a) = b both sides are transposed."""
+    """Solve op(a) x = b; x op(a) = b is solved by transposing both sides."""
     a, b, rank = _wide(node, 0), _wide(node, 1), _rank(node)
     if is_transposed == left_side:
         a, lower = transposed(a, rank), not lower
@@ -100,6 +100,8 @@ def _complex_triangular_solve(node: Node) -> Pair:
     row, column = op.expand_dims(count, axis=1), op.expand_dims(count, axis=0)
     eye = op.cast(op.equal(row, column), node.dtype(0))
     if not unit:
+        # Dividing the rows by the diagonal first makes the real blocks on it identities: a unit
+        # triangular system.
         diagonal = [op.sum(op.multiply(p, eye), axis=[-1], keepdims=True) for p in a]
         diagonal_pair = (node.shared(diagonal[0]), node.shared(diagonal[1]))
         a, b = (
@@ -108,6 +110,8 @@ def _complex_triangular_solve(node: Node) -> Pair:
         )
     off_diagonal = op.subtract(op.ones_like(eye), eye)
     a, b = [node.shared(op.multiply(p, off_diagonal)) for p in a], [node.shared(p) for p in b]
+    # Each entry a + ib becomes the block [[a, -b], [b, a]], which keeps the matrix triangular by 2
+    # x 2 blocks.
     top = op.stack([a[0], op.negative(a[1])], axis=rank)
     bottom = op.stack([a[1], a[0]], axis=rank)
     batch, twice = node.shape(0)[:-2], tidy(as_dim(extent) * 2)
@@ -134,7 +138,7 @@ def _orgqr(node: Node) -> Expr:
 
 
 def _no_info(node: Node) -> Expr:
-    """Return info = 0 for each matrix: Jacobi rotations always converge."""
+    """Emit info = 0 for each matrix: Jacobi iterations always converge."""
     batch = node.value(0).type.shape[:-2]
     return op.zeros(batch, "int32")
 

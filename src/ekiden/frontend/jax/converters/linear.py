@@ -18,7 +18,7 @@ def _dot_general(node: Node) -> Expr:
 
 
 def _places(numbers: object, side: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the batching and contracting axes of a side."""
+    """Return the batching and contracting axes of one side ("lhs" or "rhs")."""
     batch = getattr(numbers, f"{side}_batching_dimensions")
     return tuple(batch), tuple(getattr(numbers, f"{side}_contracting_dimensions"))
 

@@ -38,8 +38,8 @@ Dims = Sequence[Dim]
 
 
 def _stays(node: Node) -> bool:
-    """Return whether a scalar stays a scalar: in a body evaluated on tensors, whatever
-    their shape.
+    """Return whether a scalar stays a scalar: in a body evaluated on tensors it keeps the tensors'
+    shape.
     """
     rank = len(extents_of(node.operation.operands[0].type))
     return rank == 0 and not node.out_extents()
@@ -67,10 +67,11 @@ def _broadcasted(node: Node) -> Rule:
     """Return the rule that broadcasts known elements to a known shape."""
 
     def rule(inputs: Sequence[Array]) -> Array | None:
-        """Broadcast the array, its axis i at `broadcast_dimensions[i]`; return None where the
-        result is large or its shape unknown.
+        """Broadcast known elements along `broadcast_dimensions`; return None where the result is
+        large or its shape unknown.
         """
         shape = _numbers(node.out_extents())
+        # Bounds import memory: a program can broadcast one number to any declared size.
         if shape is None or math.prod(map(int, shape)) > SMALL:
             return None
         wide = [1] * len(shape)
@@ -137,7 +138,7 @@ def _iota(node: Node, shape: Dims) -> Result:
 
 
 def _complex_iota(convert: Converter) -> ComplexRule:
-    """Return the complex rule of iota: positions with imaginary part 0."""
+    """Return the complex rule of iota, with imaginary part 0."""
 
     def rule(node: Node) -> Pair:
         positions = convert(node)
@@ -167,8 +168,8 @@ def _sliced(node: Node) -> Rule:
 
 
 def _real_slice(node: Node) -> Expr:
-    """Convert real_dynamic_slice: bounds are inputs, whose distances are the extents, also where
-    they are data.
+    """Convert real_dynamic_slice, whose bounds are inputs; extents are the differences of the
+    bounds, even where these are data.
     """
     steps = tuple(int(s) for s in node.numbers(3, "strides").ravel())
     first, last = node.partial(1), node.partial(2)
@@ -232,7 +233,9 @@ def _same(node: Node) -> Many:
 
 
 def _shape_of(node: Node) -> Result:
-    """Return the extents of a tensor, which CHLO operations read where they are symbolic."""
+    """Return the extents of a tensor (shape.shape_of), which CHLO operations read where they are
+    symbolic.
+    """
     return known(np.array(node.shape(0), object), node.out_dtype())
 
 

@@ -27,7 +27,7 @@ def _rotated(x: Expr, count: int) -> Expr:
 
 
 def threefry(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> tuple[Expr, Expr]:
-    """Apply Threefry-2x32 with 20 rounds (Salmon et al., 2011): two output words for each pair of
+    """Emit Threefry-2x32 with 20 rounds (Salmon et al., 2011): two output words per pair of counter
     words.
     """
     # Third word of the key schedule: the parity of the key and Skein's constant.
@@ -46,24 +46,25 @@ def threefry(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> tuple[
 
 
 def _halves(node: Node, value: Expr) -> tuple[Expr, Expr]:
-    """Return the low and the high 32-bit word of 64-bit numbers."""
+    """Split 64-bit numbers into their low and high 32-bit words."""
     low = op.cast(op.bitwise_and(value, const(np.array(0xFFFFFFFF, np.uint64))), "uint32")
     high = op.cast(op.right_shift(value, const(np.array(32, np.uint64))), "uint32")
     return node.scope.expr(node.given(low)), node.scope.expr(node.given(high))
 
 
 def _halves_of(shape: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Return the axis along which XLA stacks pairs of words, and the shape of half of them.
+    """Return the axis along which XLA stacks pairs of words, and the shape of one half.
 
     It is the first axis of even extent, else the longest.
     """
+    # XLA's ThreeFry expander splits along an even dimension; the bits depend on this choice.
     even = [i for i, extent in enumerate(shape) if extent % 2 == 0]
     axis = even[0] if even else max(range(len(shape)), key=lambda i: shape[i])
     return axis, (*shape[:axis], (shape[axis] + 1) // 2, *shape[axis + 1 :])
 
 
 def _rng_bit_generator(node: Node) -> Result:
-    """Convert rng_bit_generator (state): return the next state and random bits.
+    """Convert rng_bit_generator: return the next state and random bits.
 
     The state is a 64-bit key and a 64-bit counter, which Philox may extend by 64 bits; integers
     shorter than 32 bits are the low bits of 32-bit words.
@@ -89,14 +90,12 @@ def _part_of_state(node: Node, index: int) -> Expr:
 
 
 def _counted(node: Node, start: Expr, count: int) -> Expr:
-    """Return `count` consecutive 64-bit numbers from `start`."""
+    """Emit `count` consecutive 64-bit counters from `start`."""
     return node.shared(op.add(const(np.arange(count, dtype=np.uint64)), start))
 
 
 def _threefry_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, Expr]:
-    """Return the next state, and integers of `width` bytes: pairs of Threefry words in XLA's
-    layout.
-    """
+    """Emit the next state and random integers of `width` bytes: Threefry words in XLA's layout."""
     shape = tuple(extents) or (1,)
     axis, half = _halves_of(shape) if width == 4 else (0, shape)
     count = math.prod(half)
@@ -117,7 +116,7 @@ def _threefry_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr
 
 
 def _joined(low: Expr, high: Expr) -> Expr:
-    """Join low and high words to 64-bit numbers."""
+    """Join low and high 32-bit words into 64-bit numbers."""
     above = op.left_shift(op.cast(high, "uint64"), const(np.array(32, np.uint64)))
     return op.bitwise_or(op.cast(low, "uint64"), above)
 
@@ -129,8 +128,8 @@ _PHILOX_FACTORS = (0xD2511F53, 0xCD9E8D57)
 
 
 def _philox_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, Expr]:
-    """Return the next state, and integers of `width` bytes: words of Philox-4x32 with 10 rounds
-    (Salmon et al., 2011), four of each 128-bit counter, in order.
+    """Emit the next state and random integers of `width` bytes by Philox-4x32 with 10 rounds
+    (Salmon et al., 2011).
 
     A state of two numbers uses its key as the upper half of the counter, too, as XLA does.
     """
@@ -140,6 +139,7 @@ def _philox_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, 
     key, low = (_part_of_state(node, i) for i in (0, 1))
     high = _part_of_state(node, 2) if length > 2 else key
     counters = _counted(node, low, count)
+    # Unsigned wrap-around of the low counter half carries into the high half.
     carry = op.cast(op.less(counters, low), "uint64")
     above = node.shared(op.add(carry, high))
     words = _philox(node, _halves(node, key), (*_halves(node, counters), *_halves(node, above)))
@@ -157,7 +157,7 @@ def _philox_bits(node: Node, extents: Sequence[int], width: int) -> tuple[Expr, 
 
 
 def _philox(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> list[Expr]:
-    """Return the four words of each counter."""
+    """Emit the four output words of each counter."""
     words, keys = list(counter), list(key)
     for _ in range(_PHILOX_ROUNDS):
         low, high = zip(
@@ -176,7 +176,7 @@ def _philox(node: Node, key: Sequence[Expr], counter: Sequence[Expr]) -> list[Ex
 
 
 def _product(node: Node, word: Expr, factor: int) -> tuple[Expr, Expr]:
-    """Return the low and the high word of the product of a word and a constant."""
+    """Emit the low and high word of the 64-bit product of a word and a constant."""
     wide = op.multiply(op.cast(word, "uint64"), const(np.array(factor, np.uint64)))
     return _halves(node, node.shared(wide))
 
@@ -215,8 +215,9 @@ def _rng(node: Node) -> Expr:
 
 
 def _fraction(first: Expr, second: Expr, dtype: str) -> Expr:
-    """Return uniform numbers in [0, 1) with as many bits as the dtype's significand."""
+    """Emit uniform numbers in [0, 1) with as many random bits as the dtype's significand has."""
     if dtype == "float32":
+        # 24 bits are exact in float32; more would round up to 1.
         bits = op.cast(op.right_shift(first, _word(8)), dtype)
         return op.multiply(bits, const(2.0**-24, dtype))
     wide = op.right_shift(_joined(first, second), const(np.array(11, np.uint64)))

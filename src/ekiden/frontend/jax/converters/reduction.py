@@ -1,4 +1,6 @@
-"""Reductions with arbitrary bodies."""
+"""Reductions with arbitrary bodies: by an operator, as argmax or argmin, as a tree, or by
+a loop.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,7 @@ _EXTREMES: Mapping[str, str] = {
 
 
 def _position(node: Node, block: ir.Block, axes: Sequence[int]) -> list[Expr] | None:
-    """Return the extremum and its iota index, as jnp.argmax and argmin compute them; None for
-    another body.
-    """
+    """Match the body of jnp.argmax or jnp.argmin; return the extremum and its index, or None."""
     if len(axes) != 1 or not _is_iota(node, axes[0]):
         return None
     direction = _EXTREMES.get(text_of(block))
@@ -91,13 +91,14 @@ def _is_iota(node: Node, axis: int) -> bool:
 
 
 def _folded(node: Node, block: ir.Block, axes: Sequence[int], count: int) -> Many:
-    """Reduce with any body: halves of an axis are combined until one element is left."""
+    """Reduce with any body as a tree: halves of an axis are combined until one element is left."""
     values = list(node.whole[:count])
     shape = [d for axis, d in enumerate(node.shape(0)) if axis not in axes]
     start = [
         node.per_part(init, lambda expr: op.broadcast_to(expr, as_attr(shape)))
         for init in node.whole[count:]
     ]
+    # An empty reduction yields the initial value.
     if any(known(node.shape(0)[axis]) == 0 for axis in axes):
         return start
     for axis in sorted(axes, reverse=True):
@@ -110,6 +111,7 @@ def _fold_axis(node: Node, block: ir.Block, values: Many, axis: int) -> Many:
     extent = known(first.type.shape[axis])
     if extent is None:
         return _looped(node, block, values, axis, first.type.shape[axis])
+    # log2(extent) whole-tensor steps instead of one per element; StableHLO leaves the order open.
     while extent > 1:
         half = extent // 2
         low_half, high_half = (_part(node, values, axis, at, at + half) for at in (0, half))
@@ -141,7 +143,7 @@ def _part(node: Node, values: Many, axis: int, begin: int, end: int) -> Many:
 
 
 def _looped(node: Node, block: ir.Block, values: Many, axis: int, extent: PrimExpr) -> Many:
-    """Reduce an axis of symbolic extent with a loop over its elements."""
+    """Reduce an axis of symbolic extent by a loop over its elements."""
     scope = node.scope
     kinds = node.operation.results
 
@@ -162,7 +164,7 @@ def _looped(node: Node, block: ir.Block, values: Many, axis: int, extent: PrimEx
 
 def _of_parts(convert: Converter) -> ComplexRule:
     def rule(node: Node) -> Pair | Many:
-        """Return the sum of each part; other reductions by their bodies."""
+        """Sum each part by itself; other complex reductions evaluate their bodies."""
         count = len(node.whole) // 2
         if count == 1 and kind_of(node, node.region()) == "add":
             return per_part(convert)(node)

@@ -1,5 +1,5 @@
-"""Scatter: windows of a tensor replaced by, or combined with, updates at data-dependent
-positions.
+"""Scatter: windows of a tensor replaced by, or combined with, updates at data-dependent start
+indices.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ekiden.topi.dimensions import Dim, as_attr, known, product
 
 
 def _scatter(node: Node) -> Many:
-    """Convert scatter (operands, indices, updates): by an operator where the body is one, else
-    window by window.
+    """Convert scatter (operands, indices, updates): by scatter_nd where its body is an operator,
+    else window by window.
     """
     count, block = len(node.whole) // 2, node.region()
     numbers: Any = stablehlo.ScatterDimensionNumbers(node.attribute("scatter_dimension_numbers"))
@@ -44,7 +44,9 @@ def _scatter(node: Node) -> Many:
 
 
 def _kind(node: Node, block: ir.Block, count: int) -> str:
-    """Return what the body does with each operand, as MODES names it; "" for anything else."""
+    """Match the body's update of each operand; return a name of SCATTER_MODES, "" for any other
+    body.
+    """
     *body_operations, end = operations(block)
     updates = list(block.arguments)[count:]
     if not body_operations and list(end.operands) == updates:
@@ -57,7 +59,7 @@ def _kind(node: Node, block: ir.Block, count: int) -> str:
 def _by_operator(
     node: Node, at: Places, kind: str, window: Sequence[int], index: int, count: int
 ) -> Value | Complex:
-    """Return an operand with its updates scattered, a complex one part by part."""
+    """Scatter the updates of one operand by scatter_nd, a complex one part by part."""
     pairs = zip(flat([node.whole[index]]), flat([node.whole[count + 1 + index]]), strict=True)
     scattered_parts = [
         node.given(
@@ -73,9 +75,7 @@ UNROLLED = 8
 
 
 def _by_body(node: Node, at: Places, block: ir.Block, window: Sequence[int], count: int) -> Many:
-    """Apply the updates window by window: read, combine by the body, and write back; a window out
-    of bounds is unchanged.
-    """
+    """Apply the updates window by window: read, combine by the body, write back."""
     scope, kinds = node.scope, node.operation.results
     starts = scope.bound(_starts(node, at))
     updates = [scope.bound(_rows(node, at, u, window)) for u in flat(node.whole[count + 1 :])]
@@ -86,6 +86,7 @@ def _by_body(node: Node, at: Places, block: ir.Block, window: Sequence[int], cou
         begin = node.shared(op.take(scope.expr(starts), index, axis=0))
         low = op.maximum(begin, const(0, "int64"))
         moved = node.shared(op.minimum(low, scope.expr(ends)))
+        # A start that clamping moves is out of bounds: StableHLO skips that update.
         fits = node.given(op.all(op.equal(begin, moved), axis=[0], keepdims=False))
         where = [
             node.given(op.take(moved, const(axis, "int64"), axis=0))
@@ -118,7 +119,7 @@ def _by_body(node: Node, at: Places, block: ir.Block, window: Sequence[int], cou
 
 
 def _window(node: Node, at: Places, value: Value, where: Sequence[Value]) -> Expr:
-    """Return the window of a tensor that begins at a position."""
+    """Emit the window of a tensor that begins at the given start indices."""
     data = node.scope.expr(value)
     for axis in at.moving:
         data = window_at(data, node.scope.expr(where[axis]), at.sizes[axis], axis)
@@ -126,7 +127,7 @@ def _window(node: Node, at: Places, value: Value, where: Sequence[Value]) -> Exp
 
 
 def _starts(node: Node, at: Places) -> Expr:
-    """Return the start of each window: [windows, axes]."""
+    """Emit the start indices of all windows: [windows, axes]."""
     scope, rank = node.scope, len(at.batch)
     batch, total = as_attr(at.batch), as_attr((product(at.batch),))
     columns: list[Expr] = []
@@ -148,7 +149,7 @@ def _starts(node: Node, at: Places) -> Expr:
 
 
 def _rows(node: Node, at: Places, update: Value, window: Sequence[int]) -> Expr:
-    """Return updates by window: [windows, extents of a window in all axes...]."""
+    """Emit the updates by window: [windows, extents of a window in all axes...]."""
     rank = len(update.type.shape)
     order = [*(i for i in range(rank) if i not in window), *window]
     data = node.scope.expr(update)

@@ -1,4 +1,4 @@
-"""Sort by any comparator, and top-k."""
+"""Sort by an arbitrary comparator, and top-k."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ Key = tuple[Expr, bool]
 
 
 def _keys(node: Node, block: ir.Block) -> list[Key] | None:
-    """Return the keys that a comparator compares, the most significant first.
+    """Match a comparator that compares sort keys lexicographically; return the keys, most
+    significant first, or None.
 
     None for a comparator that is not of the form a < b, or a < b or (a = b and <remainder>).
     """
@@ -82,8 +83,8 @@ def _lexicographic(
 def _key(
     node: Node, block: ir.Block, makers: dict[ir.Value, ir.Operation], maker: ir.Operation
 ) -> Key | None:
-    """Return the key of a comparison of one function of both elements: that function, applied to
-    the whole tensor.
+    """Match a comparison of one function of both elements; return that function of the whole tensor
+    as a key.
     """
     if maker.name != "stablehlo.compare" or direction_of(maker) not in ("LT", "GT"):
         return None
@@ -119,7 +120,7 @@ def _arguments(block: ir.Block, makers: dict[ir.Value, ir.Operation], value: ir.
 
 
 def _text(block: ir.Block, makers: dict[ir.Value, ir.Operation], value: ir.Value) -> str:
-    """Return a canonical text of a comparator's value that does not distinguish the two
+    """Return a canonical text of a comparator's value that does not distinguish its two
     elements.
     """
     maker = makers.get(value)
@@ -136,7 +137,9 @@ def _names(operation: ir.Operation) -> list[str]:
 
 
 def _by_keys(node: Node, keys: Sequence[Key], axis: int) -> Expr:
-    """Return the sorted order: stable sorts, the least significant key first (LSD)."""
+    """Emit the sorting permutation by stable sorts, least significant key first (LSD radix
+    order).
+    """
     permutation: Expr | None = None
     for key, is_ascending in reversed(keys):
         if node.scope.typed(key).dtype == "bool":
@@ -152,15 +155,18 @@ def _by_keys(node: Node, keys: Sequence[Key], axis: int) -> Expr:
 
 
 def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
-    """Return the sorted order under any comparator: the rank of each element by comparison with all
-    others.
+    """Emit the sorting permutation under any comparator: the rank of each element by comparison
+    with all others.
     """
     pairs: Many = []
     shape = node.shape(0)
+    # n * n comparisons: only for comparators that no key describes.
     wide = as_attr((*shape[: axis + 1], shape[axis], *shape[axis + 1 :]))
     for value in node.whole:
         for at in (axis + 1, axis):  # the other element, this one
             pairs.append(node.per_part(value, partial(_repeated, axis=at, shape=wide)))
+    # Arguments alternate between the two elements: i ^ 1 swaps them, for the comparison the other
+    # way round.
     turned = [pairs[i ^ 1] for i in range(len(pairs))]
     (less,) = combined_real(node, block, pairs, [])
     before = node.given(op.cast(node.scope.expr(less), "int64"))
@@ -180,7 +186,7 @@ def _by_ranks(node: Node, block: ir.Block, axis: int) -> Expr:
 
 
 def _repeated(expr: Expr, axis: int, shape: Sequence[Dim]) -> Expr:
-    """Return a tensor broadcast along a new axis."""
+    """Broadcast a tensor along a new axis."""
     return op.broadcast_to(op.expand_dims(expr, axis=axis), shape)
 
 
@@ -190,7 +196,9 @@ def _top_k(node: Node) -> Result:
 
 
 def largest(node: Node, k: object) -> list[Expr]:
-    """Return the k largest elements along the last axis and their indices, NaN above all."""
+    """Emit the k largest elements along the last axis and their int32 indices; NaN ranks
+    above all.
+    """
     data, dtype = node.expr(0), node.dtype(0)
     key = ordered(data, dtype) if is_float(dtype) else data
     indices = op.topk(key, k, axis=-1, ret_type="indices", dtype="int32")  # type: ignore[arg-type]
@@ -199,7 +207,7 @@ def largest(node: Node, k: object) -> list[Expr]:
 
 
 def top_k_outside(node: Node) -> list[Expr]:
-    """Convert the custom call `mhlo.topk`, which JAX emits before 0.7."""
+    """Convert the custom call `mhlo.topk`, which JAX before 0.7 emits."""
     options = ir.DictAttr(node.attribute("mhlo.attributes"))
     if "largest" in options and not options["largest"].value:
         node.unsupported("the smallest elements of 'mhlo.topk'")

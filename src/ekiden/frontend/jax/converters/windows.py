@@ -68,7 +68,7 @@ def dynamic_reduce_window(node: Node) -> Result | Many:
 
 def _reduce_complex_window(convert: Converter) -> ComplexRule:
     def rule(node: Node) -> Pair | Many:
-        """Return the sums of each part; other reductions by their bodies."""
+        """Sum each part by itself; other complex window reductions evaluate their bodies."""
         count = len(node.whole) // 2
         if count == 1 and kind_of(node, node.region()) == "add":
             return per_part(convert)(node)
@@ -78,7 +78,7 @@ def _reduce_complex_window(convert: Converter) -> ComplexRule:
 
 
 def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
-    """Convert a window reduction of `count` tensors, followed by their initial values."""
+    """Convert a window reduction of `count` tensors, which their initial values follow."""
     block = node.region()
     kind = kind_of(node, block) if count == 1 else ""
     if kind in REDUCE and is_neutral(node.value(1), kind):
@@ -89,7 +89,7 @@ def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
 
 
 def _tapped(node: Node, windows: Window, count: int, kind: str) -> Many:
-    """Reduce windows that are no prefixes element by element, each for all windows at once."""
+    """Reduce windows tap by tap: one whole-tensor step per window element."""
     block = node.region()
     prefixes = _prefixes(node, windows)
     if prefixes is not None and known(node.shape(0)[prefixes.axis]):
@@ -109,9 +109,7 @@ def _tapped(node: Node, windows: Window, count: int, kind: str) -> Many:
 
 
 def _both(node: Node, block: ir.Block, first: Many, second: Many, kind: str) -> Many:
-    """Combine two tensors by the body, by its operator where it is one: a complex sum comes here
-    part by part.
-    """
+    """Combine two tensors by the body, by its operator where it is one."""
     (x, *_), (y, *_) = first, second
     if kind in REDUCE and isinstance(x, Value) and isinstance(y, Value):
         return [node.given(REDUCE[kind][1](node.scope.expr(x), node.scope.expr(y)))]
@@ -121,7 +119,7 @@ def _both(node: Node, block: ir.Block, first: Many, second: Many, kind: str) -> 
 def _padded(
     node: Node, windows: Window, value: Value | Complex, init: Value | Complex
 ) -> Value | Complex:
-    """Return a padded tensor, a complex one part by part."""
+    """Pad a tensor by the window's padding, a complex one part by part."""
     pairs = zip(flat([value]), flat([init]), strict=True)
     padded_parts = [
         dilated(node, windows, component, node.scope.expr(fill)) for component, fill in pairs
@@ -130,7 +128,7 @@ def _padded(
 
 
 def _taps(node: Node, windows: Window, wide: Value | Complex) -> Iterator[Value | Complex]:
-    """Yield the first elements of all windows, then the second ones, and so on."""
+    """Yield the taps of a padded tensor, complex ones part by part."""
     for tap_parts in zip(
         *(tap_values(node, windows, component) for component in flat([wide])), strict=True
     ):
@@ -269,9 +267,10 @@ def _scan_by_pairs(node: Node, prefixes: _Prefixes, tensors: Many, kind: str) ->
 
 
 def _pool(node: Node, windows: Window, kind: str) -> Expr | None:
-    """Convert windows over two of four axes to pooling; None for others."""
+    """Match windows over two of four axes; emit pooling, or None."""
     if kind not in ("add", "maximum") or len(windows.strides) != 4 or any(windows.inner):
         return None
+    # Relay's pooling kernels are float; integer sums must also stay exact.
     if not windows.is_known or windows.padding is None or not is_float(node.dtype(0)):
         return None
     size, low, high = windows.kernel, windows.padding[:4], windows.padding[4:]
@@ -295,7 +294,7 @@ _LAYOUTS = (("NHWC", (1, 2)), ("NCHW", (2, 3)))
 
 
 def _select_and_scatter(node: Node) -> Expr:
-    """Convert select_and_scatter (tensor, source, initial value), the gradient of pooling.
+    """Convert select_and_scatter (tensor, source, initial value), the gradient of max pooling.
 
     Each source element is combined, by the second body, with the result's element that the first
     body selects in its window. Padding is never selected.
@@ -312,7 +311,7 @@ def _select_and_scatter(node: Node) -> Expr:
 
 
 def _inside(node: Node, windows: Window) -> Value | None:
-    """Return which elements of a padded tensor are its own; None where all are."""
+    """Emit the mask of a padded tensor's own elements; None without padding."""
     if all(known(as_dim(p)) == 0 for p in (*windows.before, *windows.after)):
         return None
     ones = node.given(op.ones_like(op.cast(node.expr(0), "int8")))
@@ -322,7 +321,7 @@ def _inside(node: Node, windows: Window) -> Value | None:
 def _selected(
     node: Node, windows: Window, chosen: ir.Block, wide: Value, inside: Value | None
 ) -> tuple[Value, Value]:
-    """Return the selected element of each window, and its number in the window, -1 for none."""
+    """Emit the selected element of each window and its tap number, -1 for none."""
     tap_iterator = tap_values(node, windows, wide)
     masks = None if inside is None else tap_values(node, windows, inside)
     best = next(tap_iterator)
@@ -348,7 +347,7 @@ def _selected(
 def _spread_back(
     node: Node, windows: Window, best: Value, selected_tap: Value, shape: Sequence[Dim]
 ) -> Value:
-    """Scatter the source onto the padded tensor, one window element at a time."""
+    """Scatter the source onto the padded tensor, one tap at a time."""
     block = node.region(1)
     zero, dtype = const(0, node.dtype(1)), node.dtype(1)
     is_sum = kind_of(node, block) == "add"

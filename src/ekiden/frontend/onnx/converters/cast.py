@@ -1,4 +1,4 @@
-"""Casts between element types, including the small floats."""
+"""Cast, CastLike and BitCast, including the small floats (float8, float4)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ else:
 
 
 def saturated(node: Node, data: Expr, dtype: str) -> Expr:
-    """Cast `data` to a small float with saturation: values beyond the range become the largest
-    finite number.
+    """Emit a saturating cast to a small float: values beyond its range become the largest finite
+    number.
     """
     if dtype == SCALE_DTYPE:
         return _as_scale(node, data)
@@ -36,15 +36,13 @@ def saturated(node: Node, data: Expr, dtype: str) -> Expr:
 
 
 def ml_max(dtype: str) -> np.float32:
-    """Return the largest finite number of a small float dtype."""
+    """Return the largest finite number of an 8-bit float dtype."""
     codes = np.arange(256, dtype=np.uint8).view(to_numpy(dtype)).astype(np.float32)
     return np.float32(codes[np.isfinite(codes)].max())
 
 
 def _as_scale(node: Node, data: Expr) -> Expr:
-    """Cast to float8_e8m0fnu, a power of two: the exponent, rounded as `round_mode` declares. 0 and
-    values below the range become the smallest number; NaN is preserved.
-    """
+    """Emit a cast to float8_e8m0fnu: the biased exponent, rounded as `round_mode` says."""
     # float32 layout: 8 exponent bits above 23 mantissa bits; e8m0 stores the biased exponent alone,
     # 255 is NaN.
     bits = op.reinterpret(op.cast(data, "float32"), "uint32")
@@ -57,6 +55,7 @@ def _as_scale(node: Node, data: Expr) -> Expr:
         more = op.greater_equal(mantissa, _word(0x400000))
     else:
         more = op.greater(mantissa, _word(0x7FFFFF))
+    # 254 is the largest power of two; 255 encodes NaN.
     rounded = op.minimum(op.add(exponent, op.cast(more, "uint32")), _word(254))
     special = op.where(op.greater(mantissa, _word(0)), _word(255), _word(254))
     code = op.where(op.equal(exponent, _word(255)), special, rounded)
@@ -64,12 +63,15 @@ def _as_scale(node: Node, data: Expr) -> Expr:
 
 
 def _word(value: int) -> Expr:
+    """Return a uint32 constant."""
     return const(np.uint32(value))
 
 
 def _converted(node: Node, dtype: str) -> Expr | Value:
+    """Emit the cast of input 0 to a dtype, saturating for small floats unless `saturate` is 0."""
     if dtype == node.dtype(0):
         return node.value(0)
+    # Without saturation an overflow becomes infinity or NaN (ONNX Cast 19).
     if dtype in SMALL_FLOATS and node.get_int("saturate", 1):
         return saturated(node, node.expr(0), dtype)
     return op.cast(node.expr(0), dtype)
@@ -82,10 +84,12 @@ def _cast(node: Node) -> Expr | Value:
 
 
 def _cast_like(node: Node) -> Expr | Value:
+    """Convert CastLike: cast to the dtype of input 1."""
     return _converted(node, node.dtype(1))
 
 
 def _bit_cast(node: Node) -> Expr | Value:
+    """Convert BitCast: reinterpret the bits in a dtype of the same width."""
     dtype = from_onnx_dtype(node.get_int("to"))
     if dtype == node.dtype(0):
         return node.value(0)

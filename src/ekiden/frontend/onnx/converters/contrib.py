@@ -1,6 +1,5 @@
-"""Operators of com.microsoft that ONNX Runtime's optimiser and transformer exporters leave in
-models: fused activations, normalisations, products and convolutions. As ONNX Runtime 1.31
-documents them (docs/ContribOperators.md).
+"""com.microsoft operators of fused graphs: activations, normalisations, products and convolutions.
+As ONNX Runtime 1.31 documents them (docs/ContribOperators.md).
 """
 
 from __future__ import annotations
@@ -30,11 +29,12 @@ DOMAIN = "com.microsoft"
 
 
 def _fast_gelu(node: Node) -> Expr:
+    """Convert FastGelu: the tanh approximation of GELU, after an optional bias."""
     return gelu(_biased(node), node.dtype(0), by_tanh=True)
 
 
 def _biased(node: Node) -> Expr:
-    """Return input 0, with input 1 added if present."""
+    """Emit input 0 plus the bias in input 1, if present."""
     if node.optional(1) is None:
         return node.expr(0)
     note_broadcast(node)
@@ -42,10 +42,12 @@ def _biased(node: Node) -> Expr:
 
 
 def _quick_gelu(node: Node) -> Expr:
+    """Convert QuickGelu: x * sigmoid(alpha * x)."""
     return swish(node.expr(0), node.dtype(0), node.get_float("alpha", np.float32(1.702)))
 
 
 def _bias_split_gelu(node: Node) -> Expr:
+    """Convert BiasSplitGelu: the first half of the channels times GELU of the second (GEGLU)."""
     linear, gate = (
         op.strided_slice(_biased(node), begin=[b], end=[e], axes=[node.rank(0) - 1])
         for b, e in _halves(node)
@@ -54,16 +56,16 @@ def _bias_split_gelu(node: Node) -> Expr:
 
 
 def _halves(node: Node) -> list[tuple[int, int]]:
+    """Return the bounds of the two halves of the last axis."""
     width = known(node.shape(0)[-1])
+    # The halves are static slices: a symbolic width cannot be cut in the middle.
     if width is None or width % 2:
         node.unsupported("the last extent must be an even number")
     return [(0, width // 2), (width // 2, width)]
 
 
 def _bias_softmax(node: Node) -> Expr:
-    """Return softmax(data + bias) over the axes from `axis` on; outer broadcast repeats the bias
-    before them, inner broadcast inside.
-    """
+    """Convert BiasSoftmax: softmax(data + bias) over the last axis."""
     axis = node.axis(node.get_int("axis", 1), node.rank(0))
     if axis != node.rank(0) - 1:
         node.unsupported("'axis' must be the last")
@@ -71,6 +73,7 @@ def _bias_softmax(node: Node) -> Expr:
 
 
 def _clipped(node: Node, x: Expr, params: Sequence[float]) -> Expr:
+    """Emit a clip to the bounds in `params`, by default those of float32."""
     return op.clip(x, *(params or (-float(np.finfo(np.float32).max), np.inf)))
 
 
@@ -91,9 +94,7 @@ _ACTIVATION = {"activation": tuple(_ACTIVATIONS)}
 
 
 def _activated(node: Node, x: Expr) -> Expr:
-    """Apply the activation that is fused into the node; its parameters are in `activation_params`
-    or in one attribute each.
-    """
+    """Emit the activation that is fused into the node, with its parameters."""
     params: tuple[float, ...] = ()
     if node.has("activation_params"):
         params = node.get_floats("activation_params")
@@ -108,15 +109,14 @@ _EPSILON = np.float32(1e-12)
 
 
 def _skipped(node: Node, bias: int) -> Expr:
-    """Return input 0 plus input 1 (the skip connection, which may lack leading axes) plus
-    the bias.
-    """
+    """Emit input 0 plus the skip connection in input 1, plus the bias if present."""
     node.scope.broadcasts(node.shape(0), node.shape(1))
     total: Expr = op.add(node.expr(0), node.expr(1))
     return total if node.optional(bias) is None else op.add(total, node.expr(bias))
 
 
 def _skip_layer_norm(node: Node) -> Result:
+    """Convert SkipLayerNormalization, with mean, inverse deviation and sum as further outputs."""
     total = _skipped(node, 4)
     normalized = _layer_norm(node, total, 2, 3)
     if not node.wants(1) and not node.wants(2):
@@ -126,7 +126,7 @@ def _skip_layer_norm(node: Node) -> Result:
 
 
 def _layer_norm(node: Node, data: Expr, scale: int, bias: int) -> Expr:
-    """Return layer normalisation over the last axis; a bias that is absent is 0."""
+    """Emit layer normalisation over the last axis; an absent bias is 0."""
     gamma = node.value(scale)
     beta: Expr = op.zeros_like(node.expr(scale))
     beta = beta if node.optional(bias) is None else node.expr(bias)
@@ -138,8 +138,8 @@ def _layer_norm(node: Node, data: Expr, scale: int, bias: int) -> Expr:
 def _rms_norm(
     node: Node, data: Expr, scale: Expr, epsilon: float, axes: Sequence[int] = (-1,)
 ) -> tuple[Expr, Expr]:
-    """Return data / sqrt(mean(data²) + epsilon) * scale over the last axis, or others, and the
-    factor 1 / sqrt(...); the mean in float32.
+    """Emit RMS normalisation over axes and its factor 1 / sqrt(mean(data²) + epsilon), in
+    float32.
     """
     # The square of a float16 overflows above 255, so the mean is computed in float32.
     wide = op.cast(data, "float32")
@@ -150,11 +150,12 @@ def _rms_norm(
 
 
 def rms_normalized(node: Node, data: Expr, scale: Expr, epsilon: float) -> Expr:
-    """Return the RMS normalisation over the last axis (Zhang and Sennrich 2019)."""
+    """Emit RMS normalisation over the last axis (Zhang and Sennrich 2019)."""
     return _rms_norm(node, data, scale, epsilon)[0]
 
 
 def _skip_rms_norm(node: Node) -> Result:
+    """Convert SkipSimplifiedLayerNormalization, with the factor and the sum as further outputs."""
     total = _skipped(node, 3)
     epsilon = node.get_float("epsilon", _EPSILON)
     normalized, factor = _rms_norm(node, total, node.expr(2), epsilon)
@@ -162,6 +163,7 @@ def _skip_rms_norm(node: Node) -> Result:
 
 
 def _simplified_layer_norm(node: Node) -> Result:
+    """Convert SimplifiedLayerNormalization: RMS normalisation over the axes from `axis` on."""
     epsilon = node.get_float("epsilon", np.float32(1e-5))
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
     scale = spread(node, 1, node.shape(0))
@@ -174,14 +176,15 @@ def _simplified_layer_norm(node: Node) -> Result:
 
 
 def _embed_layer_norm(node: Node) -> Result:
-    """Look up word, position and segment embeddings, add and normalise them; return also how many
-    words the mask keeps in each row, and the sum.
+    """Convert EmbedLayerNormalization: layer normalisation of word, position and segment
+    embeddings.
     """
     ids, length = node.expr(0), node.shape(0)[1]
     total: Expr = op.take(node.expr(2), ids, axis=0, mode="raise")
     if node.optional(8) is not None:
         positions: Expr = op.take(node.expr(3), node.expr(8), axis=0, mode="raise")
     else:
+        # Without position ids the positions are 0 to length - 1: a slice instead of a gather.
         positions = op.strided_slice(node.expr(3), begin=[0], end=[length], axes=[0])
     total = op.add(total, positions)
     if node.optional(1) is not None and node.optional(4) is not None:
@@ -195,11 +198,12 @@ def _embed_layer_norm(node: Node) -> Result:
 
 
 def _group_norm(node: Node) -> Result:
-    """Convert GroupNorm, and SkipGroupNorm with its skip and bias added first."""
+    """Convert GroupNorm and SkipGroupNorm."""
     data = node.expr(0)
     if node.optional(3) is not None:
         skip = node.expr(3)
         if node.rank(3) == 2:
+            # A skip [batch, channels] is broadcast over height and width.
             skip = op.expand_dims(skip, axis=1, num_newaxis=2)
         data = op.add(data, skip)
     if node.optional(4) is not None:
@@ -220,8 +224,8 @@ def _group_norm(node: Node) -> Result:
 
 
 def _arranged(node: Node, index: int, swap: bool, batch: bool) -> Value:
-    """Return a matrix with its last two axes swapped (`swap`), or its first axis moved before the
-    last one (`batch`).
+    """Return a matrix operand with its last two axes swapped (`swap`) or its first axis moved
+    behind the batch (`batch`).
     """
     value, rank = node.value(index), node.rank(index)
     axes = list(range(rank))
@@ -238,6 +242,7 @@ def _arranged(node: Node, index: int, swap: bool, batch: bool) -> Value:
 
 
 def _fused_mat_mul(node: Node) -> Expr:
+    """Convert FusedMatMul: alpha * op(A) @ op(B), then the activation."""
     sides = [
         _arranged(node, i, bool(node.get_int(f"trans{n}")), bool(node.get_int(f"transBatch{n}")))
         for i, n in enumerate("AB")
@@ -248,6 +253,7 @@ def _fused_mat_mul(node: Node) -> Expr:
 
 
 def _fused_gemm(node: Node) -> Expr:
+    """Convert FusedGemm: alpha * op(A) @ op(B) + beta * C, then the activation."""
     sides = [_arranged(node, i, bool(node.get_int(f"trans{n}")), False) for i, n in enumerate("AB")]
     product = multiply_matrices(node.with_inputs(sides))
     alpha, beta = node.get_float("alpha", 1.0), node.get_float("beta", 1.0)
@@ -259,7 +265,7 @@ def _fused_gemm(node: Node) -> Expr:
 
 
 def _fused_conv(node: Node) -> Expr:
-    """Convert FusedConv: Conv, then input 3 added, then the activation."""
+    """Convert FusedConv: Conv, plus input 3, then the activation."""
     convolved = convolve(node.with_inputs([node.optional(i) for i in range(3)]))
     if node.optional(3) is not None:
         node.scope.same(node.typed(convolved).shape, node.shape(3))
@@ -268,12 +274,12 @@ def _fused_conv(node: Node) -> Expr:
 
 
 def channels_first(convert: Converter, *images: int) -> Converter:
-    """Return a converter for channels-last (NHWC) images made of the one for channels first;
-    `images` are the inputs that are transposed.
+    """Return a channels-last (NHWC) converter that transposes the inputs `images` around a
+    channels-first one.
     """
 
     def turned(node: Node) -> Result:
-        """Convert the node between two transposes."""
+        """Convert the node between a transpose to NCHW and one back."""
         inputs = list(node.inputs)
         for at in images:
             if node.optional(at) is not None:
@@ -297,7 +303,7 @@ def _expand_dims(node: Node) -> Expr:
 
 
 def _distances(node: Node) -> Expr:
-    """Return the distances of the rows of two matrices, as sums of squared differences."""
+    """Convert CDist: the (squared) Euclidean distances between the rows of two matrices."""
     a, b = op.expand_dims(node.expr(0), axis=1), op.expand_dims(node.expr(1), axis=0)
     node.scope.same(node.shape(0)[1:], node.shape(1)[1:])
     # The expansion |a|^2 + |b|^2 - 2ab would cancel for close rows; differences stay accurate.
@@ -307,7 +313,7 @@ def _distances(node: Node) -> Expr:
 
 
 def _relative_position_bias(node: Node) -> Expr:
-    """Return T5's relative position bias [1, heads, queries, keys] from a table [buckets,
+    """Convert RelativePositionBias: T5's bias [1, heads, queries, keys] from a table [buckets,
     heads].
     """
     buckets, _ = as_ints(node.shape(0))
@@ -334,6 +340,7 @@ def _relative_position_bias(node: Node) -> Expr:
     log_bucket = op.add(
         op.cast(op.maximum(steps, const(0.0, "float32")), "int32"), const(exact, "int32")
     )
+    # Distances of max_distance and more share the last bucket.
     log_bucket = op.minimum(log_bucket, const(buckets - 1, "int32"))
     is_exact = op.less(distance, const(exact, "int32"))
     bucket_ids = op.add(bucket_offset, op.where(is_exact, distance, log_bucket))
@@ -352,7 +359,7 @@ def contrib_row(
     attributes: str = "",
     values: Mapping[str, tuple[Attribute, ...]] | None = None,
 ) -> Row:
-    """Return a converter row of the domain com.microsoft.
+    """Return a converter row of com.microsoft.
 
     Args:
         name: the operator.

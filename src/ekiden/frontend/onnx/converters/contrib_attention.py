@@ -1,6 +1,5 @@
-"""Attention operators of com.microsoft: Attention, QAttention, MultiHeadAttention,
-GroupQueryAttention and RotaryEmbedding, as ONNX Runtime 1.31 documents them
-(docs/ContribOperators.md).
+"""com.microsoft attention: Attention, QAttention, MultiHeadAttention, GroupQueryAttention,
+RotaryEmbedding.
 
 All become nn.attention; masks become an additive bias of the scores.
 """
@@ -31,23 +30,21 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Modifiers of the attention scores before the softmax: an additive bias, a causal mask and a
-    soft cap.
-    """
+    """Modifiers of attention scores before the softmax: additive bias, causal mask, soft cap."""
 
     bias: Expr | None = None
     causal: str = ""
     softcap: float = 0.0
 
     def with_bias(self, bias: Expr | None) -> Scores:
-        """Return the same modifiers with a bias added."""
+        """Return the modifiers with a further bias added."""
         if self.bias is None or bias is None:
             return Scores(bias if self.bias is None else self.bias, self.causal, self.softcap)
         return Scores(op.add(self.bias, bias), self.causal, self.softcap)
 
 
 def _heads(node: Node, data: Expr, heads: int) -> Expr:
-    """Split [batch, length, heads * depth] into [batch, length, heads, depth]."""
+    """Emit a reshape [batch, length, heads * depth] -> [batch, length, heads, depth]."""
     batch, length, width = node.typed(data).shape
     extent = known(width)
     if extent is None or extent % heads:
@@ -56,9 +53,7 @@ def _heads(node: Node, data: Expr, heads: int) -> Expr:
 
 
 def _attend(node: Node, q: Expr, k: Expr, v: Expr, layouts: Sequence[str], scores: Scores) -> Expr:
-    """Return the attention [batch, length, heads * depth] of query, key and value in their layouts.
-    Computed in float32 and cast to the query's dtype.
-    """
+    """Emit nn.attention of query, key and value in float32: [batch, length, heads * depth]."""
     dtype = node.typed(q).dtype
     q, k, v = (op.cast(t, "float32") if dtype != "float32" else t for t in (q, k, v))
     bias = scores.bias
@@ -75,7 +70,7 @@ def _attend(node: Node, q: Expr, k: Expr, v: Expr, layouts: Sequence[str], score
 
 
 def _moved(t: Expr) -> Expr:
-    """Transpose between heads last (bshd) and heads first (bhsd)."""
+    """Emit a transpose between head-last (bshd) and head-first (bhsd) layout."""
     return op.transpose(t, axes=[0, 2, 1, 3])
 
 
@@ -83,17 +78,15 @@ def _moved(t: Expr) -> Expr:
 
 
 def _forbidden(node: Node, allowed: Expr, axes: int) -> Expr:
-    """Return the additive mask: 0 where a key is visible, `mask_filter_value` elsewhere, with
-    `axes` axes of extent 1 after the batch.
-    """
+    """Emit the additive mask: 0 where a key is visible, `mask_filter_value` elsewhere."""
     value = node.get_float("mask_filter_value", -10000.0)
     bias = op.where(allowed, const(0.0, "float32"), const(value, "float32"))
     return op.expand_dims(bias, axis=1, num_newaxis=axes) if axes else bias
 
 
 def _lengths_mask(node: Node, index: int, batch: PrimExpr, total: PrimExpr) -> Expr:
-    """Return the visibility [batch, total] of keys from a vector of [batch] ends, or of [2 * batch]
-    ends followed by starts.
+    """Emit the visibility [batch, total] of keys from their ends, or ends and starts, per
+    sequence.
     """
     count = node.shape(index)[0]
     key_positions = op.expand_dims(op.arange(0, total, 1, dtype="int32"), axis=0)
@@ -110,9 +103,7 @@ def _lengths_mask(node: Node, index: int, batch: PrimExpr, total: PrimExpr) -> E
 
 
 def _mask(node: Node, index: int, batch: PrimExpr, rows: PrimExpr, total: PrimExpr) -> Expr | None:
-    """Return the additive bias [batch, 1, 1 or rows, total] of a mask input in any of its forms;
-    None if it is absent.
-    """
+    """Emit the additive bias of a mask input of rank 1 to 4; None if it is absent."""
     if node.optional(index) is None:
         return None
     rank, one = node.rank(index), const(0, node.dtype(index))
@@ -131,12 +122,13 @@ def _mask(node: Node, index: int, batch: PrimExpr, rows: PrimExpr, total: PrimEx
 
 
 def _later_hidden(rows: PrimExpr, new: PrimExpr, total: PrimExpr) -> Scores:
-    """Return the causal mask: keys after a query are hidden from it, the last `new` of the `total`
-    keys being those of this call.
+    """Return the causal modifiers of `rows` queries, the last `new` of `total` keys being those of
+    this call.
 
     With as many new keys as queries, that is the triangle at the end. Otherwise ONNX Runtime lets a
     query see the keys up to its own place among the new ones, and the last query all of them.
     """
+    # The kernel's own causal mask needs no tensor.
     if equal(rows, new):
         return Scores(causal="end")
     past = total - new
@@ -151,9 +143,7 @@ def _later_hidden(rows: PrimExpr, new: PrimExpr, total: PrimExpr) -> Scores:
 def _scores(
     node: Node, mask: int, bias: int, dims: tuple[PrimExpr, PrimExpr, PrimExpr, PrimExpr]
 ) -> Scores:
-    """Return the score modifiers of a node; dims: batch, queries, keys that are not of the past,
-    all keys.
-    """
+    """Return a node's score modifiers; dims: (batch, queries, new keys, all keys)."""
     batch, rows, new, total = dims
     scores = _later_hidden(rows, new, total) if node.get_int("unidirectional", 0) else Scores()
     scores = scores.with_bias(_mask(node, mask, batch, rows, total))
@@ -167,7 +157,7 @@ def _scores(
 
 
 def _widths(node: Node, total: PrimExpr) -> tuple[int, int]:
-    """Return the width of query and key, and that of value."""
+    """Return the widths of query and key, and of value."""
     if node.has("qkv_hidden_sizes"):
         q, k, v = node.get_ints("qkv_hidden_sizes")
         if q != k:
@@ -180,8 +170,8 @@ def _widths(node: Node, total: PrimExpr) -> tuple[int, int]:
 
 
 def _self_attention(node: Node, projected: Expr, mask: int, past: int, bias: int) -> Result:
-    """Convert self-attention of the projections [batch, length, query + key + value], with the
-    present keys and values as the second output.
+    """Emit self-attention of projections [batch, length, query + key + value]; output 1 holds the
+    present keys and values.
     """
     heads = node.get_int("num_heads")
     batch, length, total = node.typed(projected).shape
@@ -222,7 +212,7 @@ def _attention(node: Node) -> Result:
 
 
 def _q_attention(node: Node) -> Result:
-    """Convert QAttention, whose input and weights are int8 or uint8."""
+    """Convert QAttention, with 8-bit input and weights."""
     sides = [node.value(0), node.value(1), node.optional(6), node.optional(7)]
     total = integer_product(node.with_inputs(sides))
     scale = op.multiply(*(_flat_scale(node, i) for i in (3, 4)))
@@ -231,6 +221,7 @@ def _q_attention(node: Node) -> Result:
 
 
 def _flat_scale(node: Node, index: int) -> Expr:
+    """Return a scale as a scalar where it has one element."""
     shape = node.shape(index)
     return op.reshape(node.expr(index), ()) if shape and known(shape[0]) == 1 else node.expr(index)
 
@@ -239,7 +230,9 @@ def _flat_scale(node: Node, index: int) -> Expr:
 
 
 def _split_packed(node: Node, heads: int) -> list[tuple[Expr, str]]:
-    """Return query, key and value with their layouts, from inputs that may be packed."""
+    """Return (expression, layout) of query, key and value, unpacked where inputs hold several of
+    them.
+    """
     if node.rank(0) == 3 and node.optional(1) is None:
         width = known(node.shape(0)[2])
         if width is None or width % 3:
@@ -258,8 +251,8 @@ def _split_packed(node: Node, heads: int) -> list[tuple[Expr, str]]:
 
 
 def _given(node: Node, index: int) -> tuple[Expr, str]:
-    """Return a key or value input with its layout: [batch, length, width], or [batch, heads,
-    length, depth] as in a cache.
+    """Return a key or value with its layout: [batch, length, width], or head-first as in a
+    cache.
     """
     if node.rank(index) == 4:
         return node.expr(index), HEADS_FIRST
@@ -267,13 +260,14 @@ def _given(node: Node, index: int) -> tuple[Expr, str]:
 
 
 def _with_bias(node: Node, data: Expr, index: int) -> Expr:
-    """Add the query's, key's or value's part of the bias (input 3), and split into heads."""
+    """Add the query, key or value part of the bias (input 3), and split into heads."""
     heads = node.get_int("num_heads")
     if node.optional(3) is not None:
         width = known(node.shape(0)[2])
         end = known(node.shape(3)[0])
         if width is None or end is None:
             node.unsupported("the widths of 'query' and 'bias' must be constant")
+        # The bias is [query | key | value]; value may have another width than the others.
         cuts = (0, width, 2 * width, end)
         own = op.strided_slice(node.expr(3), begin=[cuts[index]], end=[cuts[index + 1]], axes=[0])
         data = op.add(data, own)
@@ -281,10 +275,7 @@ def _with_bias(node: Node, data: Expr, index: int) -> Expr:
 
 
 def _multi_head_attention(node: Node) -> Result:
-    """Convert MultiHeadAttention, with past keys and values before the new ones. With
-    `past_sequence_length`, `past_key` is a buffer with room behind that many keys, which the new
-    ones fill.
-    """
+    """Convert MultiHeadAttention, with past keys and values ahead of the new ones."""
     heads = node.get_int("num_heads")
     if heads < 1:
         node.unsupported(f"attribute 'num_heads' must be at least 1, got {heads}")
@@ -317,15 +308,15 @@ def _multi_head_attention(node: Node) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """A range of a key buffer: the number of keys before and after the new ones are added."""
+    """The range of a key buffer that new keys take, counted in keys."""
 
     begin: PrimExpr
     end: PrimExpr
 
 
 def _room(node: Node, index: int, length: PrimExpr, new: PrimExpr) -> _Room:
-    """Return the range that new keys take in a buffer of this length; input `index` holds the
-    number of keys in it. Raises at run time where the buffer is too short.
+    """Return the range that new keys take in a buffer; input `index` holds the number of
+    past keys.
     """
     begin = as_dim(node.dims(index, "past_sequence_length", 1)[0])
     end = tidy(begin + new)
@@ -334,14 +325,14 @@ def _room(node: Node, index: int, length: PrimExpr, new: PrimExpr) -> _Room:
 
 
 def _begin(buffer: Expr, room: _Room | None) -> Expr:
-    """Return the keys or values that a buffer holds; all of them where it has no spare room."""
+    """Emit the filled part of a key or value buffer; all of it where there is no spare room."""
     if room is None:
         return buffer
     return op.strided_slice(buffer, begin=[0], end=[room.begin], axes=[2])
 
 
 def _in_room(node: Node, buffer: Expr, new: Expr, room: _Room) -> Expr:
-    """Return a buffer with the new keys or values written behind those of the past."""
+    """Emit a buffer with the new keys or values written behind the past ones."""
     shape = node.typed(buffer).shape
     behind = op.strided_slice(buffer, begin=[room.end], end=[shape[2]], axes=[2])
     filled = op.concatenate([_begin(buffer, room), new, behind], axis=2)
@@ -351,8 +342,8 @@ def _in_room(node: Node, buffer: Expr, new: Expr, room: _Room) -> Expr:
 
 
 def _with_past(node: Node, index: int, new: Expr, room: _Room | None) -> Expr:
-    """Return past and new keys or values joined. `cache_indirection` [batch, beams, places] selects
-    for each past key the beam of its batch that it comes from.
+    """Emit past and new keys or values, concatenated; `cache_indirection` selects the past beam of
+    each row.
     """
     past = _begin(node.expr(index), room)
     if node.optional(9) is not None:
@@ -369,7 +360,7 @@ def _with_past(node: Node, index: int, new: Expr, room: _Room | None) -> Expr:
 
 
 def _scaled_products(node: Node, q: Expr, k: Expr, layouts: Sequence[str], scores: Scores) -> Expr:
-    """Return the scores before the softmax: [batch, heads, queries, keys]."""
+    """Emit the scores before the softmax, [batch, heads, queries, keys]."""
     if scores.causal:
         node.unsupported("output 3 (the scores) of an attention with a triangle is not supported")
     keys = layouts[1].replace("s", "t")
@@ -384,9 +375,7 @@ def _scaled_products(node: Node, q: Expr, k: Expr, layouts: Sequence[str], score
 
 
 def _decoder_attention(node: Node) -> Result:
-    """Convert DecoderMaskedMultiHeadAttention, one decoding step: MultiHeadAttention with its
-    inputs in another order.
-    """
+    """Convert DecoderMaskedMultiHeadAttention, one decoding step, as MultiHeadAttention."""
     # The input order of MultiHeadAttention: query, key, value, bias, masks, past, past length,
     # indirection.
     order = (0, 1, 2, 10, 3, 4, 5, 6, 7, 9)
@@ -403,9 +392,9 @@ def _decoder_attention(node: Node) -> Result:
 
 
 def rotated(node: Node, data: Expr, cos: Expr, sin: Expr, interleaved: bool) -> Expr:
-    """Apply rotary position embedding (Su et al. 2021) to data [batch, length, heads, depth], with
-    the angles' cosines and sines [batch, length, depth / 2], or fewer: further columns are
-    unchanged.
+    """Emit rotary position embedding (Su et al. 2021) of [batch, length, heads, depth]. 2021) to
+    data [batch, length, heads, depth], with the angles' cosines and sines [batch, length, depth
+    / 2], or fewer: further columns are unchanged.
 
     Args:
         node: the node.
@@ -437,10 +426,12 @@ def rotated(node: Node, data: Expr, cos: Expr, sin: Expr, interleaved: bool) -> 
 
 
 def _slice(data: Expr, begin: int, end: int, step: int = 1) -> Expr:
+    """Emit a slice of the last axis."""
     return op.strided_slice(data, begin=[begin], end=[end], strides=[step], axes=[3])
 
 
 def _rotary_embedding(node: Node) -> Expr:
+    """Convert RotaryEmbedding."""
     data, heads = node.expr(0), node.get_int("num_heads", 0)
     is_first = node.rank(0) == 4
     if is_first:
@@ -452,6 +443,7 @@ def _rotary_embedding(node: Node) -> Expr:
         data = _heads(node, data, max(heads, 1))
     length = node.typed(data).shape[1]
     positions = node.expr(1)
+    # A scalar position is the offset of the first row; the rest follow.
     if node.rank(1) == 1:
         steps = op.arange(0, length, 1, dtype="int64")
         positions = op.expand_dims(op.add(steps, op.reshape(positions, ())), axis=0)
@@ -467,7 +459,8 @@ def _rotary_embedding(node: Node) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class _Cache:
-    """A layout of the key cache of grouped-query attention.
+    """The key cache layout of grouped-query attention: past lengths, total lengths, rows and
+    capacity.
 
     before: [batch], how many keys each sequence has had; lengths: [batch], how many it has
     including the new ones, of which the rest of a shorter prompt is padding; rows: how many are
@@ -481,9 +474,7 @@ class _Cache:
 
 
 def _cache(node: Node, batch: PrimExpr, rows: PrimExpr) -> _Cache:
-    """Return the cache layout: a prompt (as many rows as keys) begins at 0, later calls after the
-    previous keys.
-    """
+    """Return the cache layout: a prompt begins at 0, later calls after the previous keys."""
     # Input 5, seqlens_k, is the length less 1.
     lengths = op.add(op.reshape(node.expr(5), (batch,)), const(1, "int32"))
     total_length = as_dim(node.dims(6, "total_sequence_length")[0])
@@ -496,8 +487,8 @@ def _cache(node: Node, batch: PrimExpr, rows: PrimExpr) -> _Cache:
 
 
 def _extended(node: Node, past: int, new: Expr, cache: _Cache) -> Expr:
-    """Return the updated cache [batch, heads, total, depth]: the past, and `new` [batch, heads,
-    rows, depth] written from the sequence's own length on.
+    """Emit the updated cache [batch, heads, total, depth], with `new` written from each sequence's
+    length on.
     """
     if node.optional(past) is None:
         return new
@@ -520,13 +511,13 @@ def _extended(node: Node, past: int, new: Expr, cache: _Cache) -> Expr:
 
 
 def _size(node: Node, dim: PrimExpr) -> Expr:
-    """Return a dimension as an int32 scalar."""
+    """Emit a dimension as an int32 scalar."""
     return op.cast(node.scope.scalar(dim), "int32")
 
 
 def _group_bias(node: Node, cache: _Cache, batch: PrimExpr) -> Expr:
-    """Return the mask [batch, 1, rows, total] of grouped-query attention: the lowest float where a
-    key is after the query, outside the local window before it, or padding.
+    """Emit the mask [batch, 1, rows, total]: causal, within the local window, and without
+    padding.
     """
     key = op.reshape(op.arange(0, cache.total, 1, dtype="int32"), (1, 1, 1, cache.total))
     row = op.reshape(op.arange(0, cache.rows, 1, dtype="int32"), (1, 1, cache.rows, 1))
@@ -546,7 +537,7 @@ def _group_bias(node: Node, cache: _Cache, batch: PrimExpr) -> Expr:
 
 
 def _queries(node: Node) -> tuple[Expr, Expr, Expr]:
-    """Return query, key and value, split into heads; packed ones are all in input 0."""
+    """Return query, key and value, split into heads; packed ones are slices of input 0."""
     query_heads, kv_heads = node.get_int("num_heads"), node.get_int("kv_num_heads")
     if node.optional(1) is not None:
         return (
@@ -561,6 +552,7 @@ def _queries(node: Node) -> tuple[Expr, Expr, Expr]:
 
 
 def _group_query_attention(node: Node) -> Result:
+    """Convert GroupQueryAttention."""
     for index, what in ((12, "k_scale"), (13, "v_scale")):
         if node.optional(index) is not None:
             node.unsupported(f"input {index} ({what!r}) is not supported")
@@ -569,6 +561,7 @@ def _group_query_attention(node: Node) -> Result:
     q, k, v = _queries(node)
     batch, rows = node.typed(q).shape[:2]
     cache = _cache(node, batch, rows)
+    # Per-head RMS normalisation of query and key comes before the rotation.
     if node.optional(14) is not None:
         epsilon = node.get_float("qk_norm_epsilon", np.float32(1e-6))
         q, k = (rms_normalized(node, t, node.expr(i), epsilon) for t, i in ((q, 14), (k, 15)))
@@ -591,13 +584,13 @@ def _group_query_attention(node: Node) -> Result:
 
 
 def _with_place(node: Node, data: Expr) -> Expr:
-    """Append a key or value of zeros to [batch, heads, total, depth]."""
+    """Emit a key or value of zeros appended to [batch, heads, total, depth]."""
     return op.nn.pad(data, [(0, 0), (0, 0), (0, 1), (0, 0)], const(0.0, node.typed(data).dtype))
 
 
 def _with_sink(node: Node, bias: Expr | None, batch: PrimExpr) -> Expr:
-    """Return the bias of every head with a column for the attention sink, a key of zeros behind the
-    last: its score is 0 (smooth softmax) or a number for each head.
+    """Emit the bias with a column for the attention sink, whose score is 0 (smooth softmax) or per
+    head.
     """
     # softmax with a sink: exp(s_i) / (exp(sink) + sum exp(s_j)), as one more key whose value is 0.
     assert bias is not None
@@ -611,9 +604,7 @@ def _with_sink(node: Node, bias: Expr | None, batch: PrimExpr) -> Expr:
 
 
 def _angles(node: Node, cache: _Cache) -> list[Expr]:
-    """Return the cosines and sines of each row's position: the given position, or the next one in
-    the cache.
-    """
+    """Emit the cosines and sines at each row's position."""
     if node.optional(9) is not None:
         positions = node.expr(9)
     else:

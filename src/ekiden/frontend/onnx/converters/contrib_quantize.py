@@ -1,6 +1,5 @@
-"""Quantised operators of com.microsoft: 8-bit forms of float operators, products of 8-bit tensors,
-and weights of a few bits quantised in blocks. As ONNX Runtime 1.31 documents them
-(docs/ContribOperators.md).
+"""com.microsoft quantised operators: 8-bit forms of float operators, integer products, and
+block-quantised weights. As ONNX Runtime 1.31 documents them (docs/ContribOperators.md).
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _NONE: Mapping[str, Attribute] = {}
 
 
 def _numbers(node: Node, data: int, attributes: Mapping[str, Attribute] = _NONE) -> Value:
-    """Return a quantised input dequantised; its scale and zero point are the next two inputs."""
+    """Emit a quantised input dequantised by the scale and zero point in the next two inputs."""
     inputs = [node.optional(data + i) for i in range(3)]
     return node.value_of(dequantize(node.with_inputs(inputs, attributes)))
 
 
 def _bytes(node: Node, real_values: Expr, scale: int) -> Expr:
-    """Quantise an expression to the dtype of input 0, by the scale in input `scale` and the zero
+    """Emit an expression quantised to input 0's dtype by the scale in input `scale` and the zero
     point after it.
     """
     zero = node.optional(scale + 1)
@@ -58,7 +57,7 @@ def _pair(function: Callable[[Expr, Expr], Expr]) -> Callable[[Node], Expr]:
     """Return a converter of a binary operator on quantised tensors."""
 
     def convert(node: Node) -> Expr:
-        """Apply the operator to the dequantised inputs and quantise by inputs 6 and 7."""
+        """Dequantise both operands, apply the operator, and quantise by inputs 6 and 7."""
         both = node.with_inputs([_numbers(node, 0), _numbers(node, 3)])
         note_broadcast(both)
         return _bytes(node, function(*both.exprs()), 6)
@@ -67,21 +66,20 @@ def _pair(function: Callable[[Expr, Expr], Expr]) -> Callable[[Node], Expr]:
 
 
 def _single(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
-    """Return a converter of a unary operator on a quantised tensor, with the attributes of the
-    node.
-    """
+    """Return a converter of a unary operator on a quantised tensor."""
 
     def convert(node: Node) -> Expr:
+        """Dequantise the operand, apply the operator, and quantise by inputs 3 and 4."""
         return _bytes(node, function(node.with_inputs([_numbers(node, 0)])), 3)
 
     return convert
 
 
 def _pool(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
-    """Return a converter of a quantised operator on images that may be channels last."""
+    """Return a converter of a quantised pooling operator in either layout."""
 
     def convert(node: Node) -> Expr:
-        """Convert the pooling, between transposes where the attribute `channels_last` is set."""
+        """Convert the pooling; with `channels_last` between two transposes."""
         if not node.get_int("channels_last", 0):
             return _single(function)(node)
         pooled = channels_first(_single(function), 0)(node)
@@ -92,6 +90,7 @@ def _pool(function: Callable[[Node], Expr]) -> Callable[[Node], Expr]:
 
 
 def _conv(node: Node) -> Expr:
+    """Convert QLinearConv in either layout."""
     if not node.get_int("channels_last", 0):
         return quantized_conv(node)
     convolved = channels_first(quantized_conv, 0)(node)
@@ -109,9 +108,7 @@ def _mean(node: Node) -> Expr:
 
 
 def _softmax(node: Node) -> Expr:
-    """Convert QLinearSoftmax, with the semantics of Softmax in the opset that an attribute
-    states.
-    """
+    """Convert QLinearSoftmax with the semantics of Softmax at the opset in its attribute."""
     opset = node.get_int("opset")
     rows = [r for r in NORMS if r.op_type == "Softmax" and r.since <= opset]
     # The default axis changed from 1 to -1 with opset 13.
@@ -123,9 +120,10 @@ def _softmax(node: Node) -> Expr:
 
 
 def _concat(node: Node) -> Expr:
-    """Convert QLinearConcat: the result's scale and zero point come first, then (tensor, scale,
+    """Convert QLinearConcat: inputs are the result's scale and zero point, then (tensor, scale,
     zero point) triples.
     """
+    # The inputs have different scales, so they are joined as real numbers and quantised again.
     dequantized = [_numbers(node, at) for at in range(2, len(node.inputs), 3)]
     first = node.typed(node.scope.expr(dequantized[0]))
     axis = node.axis(node.get_int("axis", 0), len(first.shape))
@@ -135,6 +133,7 @@ def _concat(node: Node) -> Expr:
 
 
 def _where(node: Node) -> Expr:
+    """Convert QLinearWhere."""
     inner = node.with_inputs([node.value(0), _numbers(node, 1), _numbers(node, 4)])
     note_broadcast(inner)
     selected = node.value_of(op.where(*inner.exprs()))
@@ -145,20 +144,21 @@ def _where(node: Node) -> Expr:
 
 
 def _scaled(node: Node, total: Expr, scales: Sequence[Expr], bias: int) -> Expr:
-    """Scale an int32 sum of products to float32, and add the bias."""
+    """Emit an int32 product scaled to float32, plus the bias if present."""
     factor = op.multiply(*scales)
     product = op.multiply(op.cast(total, "float32"), factor)
     return product if node.optional(bias) is None else op.add(product, node.expr(bias))
 
 
 def _scale(node: Node, index: int) -> Expr:
-    """Return a scale: a scalar for the tensor, or one for each column."""
+    """Return a scale input as a scalar or as one number per column."""
     shape = node.shape(index)
     return scalar_input(node, index) if shape and known(shape[0]) == 1 else node.expr(index)
 
 
 def _dynamic_quantize_mat_mul(node: Node) -> Expr:
     """Convert DynamicQuantizeMatMul: the left operand is quantised at run time."""
+    # ONNX's DynamicQuantizeLinear: uint8 over the range of the data, which includes 0.
     levels, scale, point = qnn.dynamic_quantize(node.expr(0))
     sides = [node.value_of(levels), node.value(1), node.value_of(point), node.optional(3)]
     total = integer_product(node.with_inputs(sides))
@@ -166,15 +166,14 @@ def _dynamic_quantize_mat_mul(node: Node) -> Expr:
 
 
 def _mat_mul_integer_to_float(node: Node) -> Expr:
+    """Convert MatMulIntegerToFloat."""
     sides = [node.value(0), node.value(1), node.optional(4), node.optional(5)]
     total = integer_product(node.with_inputs(sides))
     return _scaled(node, total, (_scale(node, 2), _scale(node, 3)), 6)
 
 
 def _gemm(node: Node) -> Expr:
-    """Convert QGemm: alpha * A * B + C, with C in units of the product of the scales; the result is
-    quantised if it has a scale.
-    """
+    """Convert QGemm: alpha * A @ B + C, quantised if the result has a scale."""
     sides = [
         _turned(node, i) if node.get_int(f"trans{n}") else node.value(i)
         for i, n in ((0, "A"), (3, "B"))
@@ -189,6 +188,7 @@ def _gemm(node: Node) -> Expr:
 
 
 def _turned(node: Node, index: int) -> Value:
+    """Return an input's transpose, of constants at import."""
     array = node.value(index).array
     if array is not None:
         return constant(np.ascontiguousarray(array.T))
@@ -199,7 +199,7 @@ def _turned(node: Node, index: int) -> Value:
 
 
 def _unpacked(packed: Array, bits: int) -> Array:
-    """Unpack 2-, 4- or 8-bit numbers from bytes, the lowest bits first, along the last axis."""
+    """Unpack 2-, 4- or 8-bit numbers from bytes along the last axis, lowest bits first."""
     count = 8 // bits
     shifts = np.arange(count, dtype=np.uint8) * np.uint8(bits)
     fields = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
@@ -208,8 +208,8 @@ def _unpacked(packed: Array, bits: int) -> Array:
 
 
 def _points(node: Node, index: int, rows: int, blocks: int, bits: int) -> Array:
-    """Return the zero point of each block, float32 [rows, blocks]: the middle of the range if there
-    is none.
+    """Return the zero point of each block as float32 [rows, blocks]; the middle of the range by
+    default.
     """
     if node.optional(index) is None:
         return np.full((rows, blocks), float(1 << (bits - 1)), np.float32)
@@ -224,13 +224,14 @@ ACCURACY_OF_BYTES = 4
 
 
 def _in_bytes(node: Node, rows: int, blocks: int, bits: int) -> Expr | None:
-    """Return the product on the 4-bit weight as it is stored, with data quantised to 8 bits, if
-    `accuracy_level` allows it; None where this does not apply.
+    """Emit the product with the packed 4-bit weight and data quantised to 8 bits; None unless
+    `accuracy_level` allows it.
     """
     points = None if node.optional(3) is None else node.numbers(3, "zero_points")
     plain = bits == 4 and node.optional(4) is None and node.dtype(0) == "float32"
     if not plain or node.get_int("accuracy_level", 0) != ACCURACY_OF_BYTES or not node.rank(0):
         return None
+    # The kernel takes packed integer zero points; float ones are dequantised at import.
     if points is not None and points.dtype != np.uint8:
         return None
     weight = node.numbers(1, "B").reshape(rows, blocks, -1)
@@ -241,7 +242,7 @@ def _in_bytes(node: Node, rows: int, blocks: int, bits: int) -> Expr | None:
 
 
 def _groups(numbers: Array, columns: int, blocks: int) -> Array:
-    """Return the block of each column. Raises ImportModelError for one out of range."""
+    """Return the quantisation block of each column; raise ImportModelError for a bad `g_idx`."""
     groups = numbers.ravel()[:columns].astype(np.int64)
     if len(groups) < columns or groups.min(initial=0) < 0 or groups.max(initial=0) >= blocks:
         raise ImportModelError(f"'g_idx' must have {columns} numbers below {blocks}")
@@ -249,12 +250,10 @@ def _groups(numbers: Array, columns: int, blocks: int) -> Array:
 
 
 def _weight_of_data(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Expr:
-    """Return the weight [N, K] dequantised at run time, where its bytes, scales, zero points or
-    groups are run-time data.
-    """
+    """Emit the weight [N, K] dequantised at run time."""
 
     def unpacked(index: int) -> Expr:
-        """Unpack the numbers in the bytes of an input: [N, numbers per row]."""
+        """Emit the numbers in the bytes of an input, [N, numbers per row]."""
         packed = op.reshape(node.expr(index), (rows, -1))
         shifts = const(np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits))
         fields = op.right_shift(op.expand_dims(packed, axis=2), shifts)
@@ -278,8 +277,8 @@ def _weight_of_data(node: Node, rows: int, columns: int, blocks: int, bits: int)
 
 
 def _mat_mul_n_bits(node: Node) -> Expr:
-    """Convert MatMulNBits: a product with block-quantised weights [N, blocks, bytes of a block],
-    which constants are dequantised to at import.
+    """Convert MatMulNBits: a product with a weight [N, blocks, bytes per block] quantised in
+    blocks.
     """
     rows, columns, block = (node.get_int(n) for n in ("N", "K", "block_size"))
     bits = node.get_int("bits", 4)
@@ -298,13 +297,13 @@ def _mat_mul_n_bits(node: Node) -> Expr:
 
 
 def _product_and_bias(node: Node, right: Value) -> Expr:
-    """Return the product with a weight [K, N], with the bias added."""
+    """Emit the product with a weight [K, N], plus the bias if present."""
     product = multiply_matrices(node.with_inputs([node.value(0), right]))
     return product if node.optional(5) is None else op.add(product, node.expr(5))
 
 
 def _constant_weight(node: Node, rows: int, columns: int, blocks: int, bits: int) -> Array:
-    """Return the dequantised weight [K, N] of constants."""
+    """Return the dequantised weight [K, N] of constant inputs."""
     levels = _unpacked(node.numbers(1, "B").reshape(rows, blocks, -1), bits).astype(np.float32)
     points = _points(node, 3, rows, blocks, bits)
     scales = node.numbers(2, "scales").reshape(rows, blocks).astype(np.float32)
@@ -320,7 +319,7 @@ def _constant_weight(node: Node, rows: int, columns: int, blocks: int, bits: int
 
 
 def _gather_block_quantized(node: Node) -> Expr:
-    """Look up rows of a table whose last axis is quantised in blocks."""
+    """Convert GatherBlockQuantized: rows of a table whose last axis is quantised in blocks."""
     table, bits = node.numbers(0, "data"), node.get_int("bits", 4)
     rank = table.ndim
     if node.axis(node.get_int("gather_axis", 0), rank) != 0:
@@ -336,6 +335,7 @@ def _gather_block_quantized(node: Node) -> Expr:
         zero_points = node.numbers(3, "zero_points")
         points = (_unpacked(zero_points, bits) if is_packed else zero_points).astype(np.float32)
         points = np.repeat(points[..., : scales.shape[-1]], block, -1)[..., : levels.shape[-1]]
+    # The last block may be partial.
     spread = np.repeat(scales, block, -1)[..., : levels.shape[-1]].astype(np.float32)
     rows = const(((levels - points) * spread).astype(scales.dtype))
     return op.take(rows, node.expr(1), axis=0, mode="raise")

@@ -1,5 +1,5 @@
-"""Text generation of com.microsoft: BeamSearch, WhisperBeamSearch, GreedySearch and Sampling, with
-decoders like those of GPT-2, T5 and Whisper, as loops over the subgraphs of the nodes.
+"""com.microsoft text generation: BeamSearch, WhisperBeamSearch, GreedySearch and Sampling as loops
+over decoder subgraphs.
 
 The prompt is processed before the loop, whose iterations compute one token: each has the shapes
 that it needs, and past keys and values grow by one.
@@ -52,7 +52,7 @@ WHISPER_RULES = 1
 
 
 def _vocabulary(node: Node) -> int:
-    """Return the number of tokens: an attribute, or what the logits of the decoder have."""
+    """Return the vocabulary size: the attribute, or the extent of the decoder's logits."""
     if (size := node.get_int("vocab_size", -1)) > 0:
         return node.believed("'vocab_size'", size)
     graph = graph_of(node, "decoder")
@@ -63,7 +63,9 @@ def _vocabulary(node: Node) -> int:
 
 
 def _scalar(node: Node, index: int, dtype: str, neutral: float) -> Expr | None:
-    """Return an input of one number; None for one that is absent, or changes nothing."""
+    """Return an input of one number as a scalar; None if it is absent or equals the neutral
+    element.
+    """
     value = node.optional(index)
     if value is None or (value.array is not None and bool((value.array == neutral).all())):
         return None
@@ -71,8 +73,8 @@ def _scalar(node: Node, index: int, dtype: str, neutral: float) -> Expr | None:
 
 
 def _search(node: Node, beams: PrimExpr, first: int, further: Sequence[Processor] = ()) -> Search:
-    """Return the parameters of a node's search; its inputs from `first` on are the repetition
-    penalty and the vocabulary masks. Raises Unsupported for unknown kinds of models.
+    """Return the search parameters; inputs from `first` on are the repetition penalty and the
+    vocabulary masks.
     """
     kind = _kind(node)
     (limit,) = (as_dim(d) for d in node.dims(1, "max_length", 1))
@@ -94,9 +96,7 @@ def _search(node: Node, beams: PrimExpr, first: int, further: Sequence[Processor
 
 
 def _extent_of_rows(node: Node, index: int, name: str) -> PrimExpr:
-    """Return the length of the rows of an input [batch, length], one row for each sequence. Raises
-    Unsupported for an input of another rank.
-    """
+    """Return the row length of an input [batch, length]."""
     if node.rank(index) != 2:
         node.unsupported(f"{name!r} must have 2 dimensions, got {node.rank(index)}")
     rows, length = node.shape(index)
@@ -105,7 +105,7 @@ def _extent_of_rows(node: Node, index: int, name: str) -> PrimExpr:
 
 
 def _kind(node: Node) -> int:
-    """Return the kind of model, a value of `model_type`."""
+    """Return the `model_type`: GPT, T5 or WHISPER."""
     return node.get_int("model_type", WHISPER if node.op_type == "WhisperBeamSearch" else GPT)
 
 
@@ -115,16 +115,12 @@ _DECODERS: dict[int, Callable[[Search], Decoder]] = {
 
 
 def _beam_search(node: Node) -> list[Expr | Value | None]:
-    """Convert BeamSearch: the best sequences of each prompt, their scores, and the scores of all
-    tokens.
-    """
+    """Convert BeamSearch: the best sequences of each prompt, their scores, and all token scores."""
     return _best_texts(node, ())[0]
 
 
 def _whisper_beam_search(node: Node) -> list[Expr | Value | None]:
-    """Convert WhisperBeamSearch, over audio features: beam search, and the probability of no
-    speech.
-    """
+    """Convert WhisperBeamSearch over audio features, with the probability of no speech."""
     if node.wants(3) or node.get_int("decoder_output_cross_qk", 0):
         node.unsupported("output 3 ('cross_qk'), the scores of cross attention, is not supported")
     further: list[Processor] = []
@@ -149,17 +145,17 @@ def _whisper_beam_search(node: Node) -> list[Expr | Value | None]:
 
 
 def _score_dtype(node: Node) -> str:
+    """Return the dtype of scores: that of the length penalty."""
     return "float32" if node.optional(5) is None else node.dtype(5)
 
 
 def _timestamps(node: Node) -> Timestamps | None:
-    """Return Whisper's timestamp rules, where the node requires them or may at run time; None
-    otherwise.
-    """
+    """Return Whisper's timestamp rules if `logits_processor` may ask for them."""
     value = node.optional(11)
     if value is None or (value.array is not None and bool((value.array != WHISPER_RULES).all())):
         return None
     is_enabled = None
+    # Only known at run time: the rules are applied under a condition.
     if value.array is None:
         kind = op.reshape(node.expr(11), ())
         is_enabled = node.scope.spanned(op.equal(kind, const(np.int32(WHISPER_RULES))))
@@ -175,7 +171,7 @@ def _timestamps(node: Node) -> Timestamps | None:
 def _best_texts(
     node: Node, further: Sequence[Processor]
 ) -> tuple[list[Expr | Value | None], Search, Expr]:
-    """Return the outputs of a beam search, the search, and the logits behind its prompts, float32
+    """Emit a beam search; return its outputs, its parameters, and the logits after the prompts
     [rows, vocabulary].
     """
     (beams,) = (as_dim(d) for d in node.dims(3, "num_beams", 1))
@@ -191,7 +187,9 @@ def _best_texts(
     def advanced(
         before: Beams, logits: Expr, length: Expr, is_first: bool
     ) -> tuple[list[Value], Expr, Expr]:
-        """Return the beams with a token more, the rows they continue, and the scores of tokens."""
+        """Advance the beams by a token; return the state, the rows they continue, and the token
+        scores.
+        """
         scores: Expr = op.nn.log_softmax(logits, axis=-1)
         scores = processed(search, scores, before.texts, length, is_first)
         of_row = op.reshape(before.scores, (search.rows, 1), allowzero=True)
@@ -209,7 +207,7 @@ def _best_texts(
     count = len(FIELDS)
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Extend all sequences by a token."""
+        """Decode one token for all beams."""
         length = op.add(scope.expr(index), scope.scalar(tidy(search.prompt + 1)))
         before = Beams(*(scope.expr(v) for v in values[:count]))
         logits, after = decoder.step(before.tokens, before.texts, length, values[count:])
@@ -221,6 +219,7 @@ def _best_texts(
 
     # The beams are loop-carried beside the decoder's state, and are reordered together with it.
     names = [*FIELDS, *decoder.names]
+    # The first token comes from the prompt's logits, outside of the loop.
     steps = scope.spanned(scope.scalar(tidy(search.limit - search.prompt - 1)))
     done = start[FIELDS.index("done")]
     last, stacked_scores, _ = Loop(node, names, start, steps, _goes_on(node, done), step).build()
@@ -235,11 +234,12 @@ def _best_texts(
 
 
 def _goes_on(node: Node, done: Value) -> Value:
+    """Emit whether any sequence is unfinished."""
     return node.given(op.logical_not(op.all(node.scope.expr(done), axis=[0])))
 
 
 def _with_unfinished(scorer: Scorer, beams: Beams) -> tuple[Expr, Expr, Expr]:
-    """Return the finished sentences together with the beams of sequences that have not ended."""
+    """Emit the finished sentences together with the beams that have not ended."""
     search = scorer.search
     scores: Expr = scorer.normalised(beams.scores, search.node.scope.scalar(search.limit))
     are_open = op.logical_not(op.expand_dims(beams.done, axis=1))
@@ -251,7 +251,7 @@ def _with_unfinished(scorer: Scorer, beams: Beams) -> tuple[Expr, Expr, Expr]:
 
 
 def _all_scores(search: Search, first: Expr, stacks: Sequence[Parts]) -> Expr:
-    """Return the scores of all tokens at each step, [steps, batch, beams, vocabulary]: 0 behind the
+    """Emit the token scores of all steps, [steps, batch, beams, vocabulary], with zeros behind the
     last step.
     """
     scope = search.node.scope
@@ -272,17 +272,18 @@ Choose = Callable[[Expr, Expr | None], tuple[Expr, Expr | None]]
 
 
 def _greedy_search(node: Node) -> list[Expr | Value | None]:
-    """Convert GreedySearch: the most likely token at each step."""
+    """Convert GreedySearch: the token of the highest score at each step."""
 
     def choose(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
+        """Choose the token of the highest score."""
         return op.cast(op.argmax(scores, axis=[1]), "int32"), key
 
     return [_one_by_one(_search(node, as_dim(1), 3), choose, None)]
 
 
 def _sampling(node: Node) -> list[Expr | Value | None]:
-    """Convert Sampling: a token is drawn at each step from the nucleus (top-p sampling, Holtzman et
-    al. 2020).
+    """Convert Sampling: each token is drawn from the nucleus (top-p sampling, Holtzman et al.
+    2020). 2020).
     """
     if node.wants(1):
         node.unsupported("output 1 ('filtered_logits') is not supported")
@@ -295,7 +296,7 @@ def _sampling(node: Node) -> list[Expr | Value | None]:
     search = _search(node, as_dim(1), 3, further)
 
     def choose(scores: Expr, key: Expr | None) -> tuple[Expr, Expr | None]:
-        """Draw tokens in proportion to the softmax of the filtered scores."""
+        """Draw a token from the softmax of the filtered scores."""
         assert key is not None
         weights = op.nn.softmax(_likely(node, scores, search.vocabulary), axis=-1)
         drawn = op.random.multinomial(key, weights, 1)
@@ -306,7 +307,7 @@ def _sampling(node: Node) -> list[Expr | Value | None]:
 
 
 def _generator(node: Node) -> Expr:
-    """Return the random generator, seeded by the input `seed` or by the node's name."""
+    """Emit the random generator, seeded by the input `seed` or the node's name."""
     if node.optional(8) is None:
         return generator(node)
     (seed,) = node.numbers(8, "seed").ravel()
@@ -314,8 +315,8 @@ def _generator(node: Node) -> Expr:
 
 
 def _likely(node: Node, scores: Expr, vocabulary: int) -> Expr:
-    """Return the scores, float32 [batch, vocabulary], with `filter_value` for tokens outside of the
-    nucleus: the likeliest tokens whose probabilities sum to `top_p`.
+    """Emit the scores [batch, vocabulary] with `filter_value` for tokens outside of the top-p
+    nucleus.
     """
     likeliest_first = bool(node.get_int("custom", 0))
     top_p = node.get_float("top_p", 0.0)
@@ -341,9 +342,7 @@ def _likely(node: Node, scores: Expr, vocabulary: int) -> Expr:
 
 
 def _one_by_one(search: Search, choose: Choose, key: Expr | None) -> Expr:
-    """Return the sequences extended token by token, int32 [batch, limit]; a sequence that has ended
-    is padded.
-    """
+    """Emit sequences extended token by token, int32 [batch, limit]; ended ones are padded."""
     node, scope = search.node, search.node.scope
     decoder = Gpt(search, 6)
     keys = [] if key is None else [key]
@@ -351,7 +350,7 @@ def _one_by_one(search: Search, choose: Choose, key: Expr | None) -> Expr:
     def advanced(
         texts: Expr, done: Expr | None, logits: Expr, length: Expr, keys: Sequence[Expr]
     ) -> list[Value]:
-        """Return the texts, which of them have ended, their last tokens, and the generator."""
+        """Append a token to each text; return texts, ended flags, tokens and generator."""
         scores = processed(search, logits, texts, length, done is None)
         tokens, after = choose(scores, keys[0] if keys else None)
         # A finished sequence keeps receiving padding, so that all rows keep one length.
@@ -369,7 +368,7 @@ def _one_by_one(search: Search, choose: Choose, key: Expr | None) -> Expr:
     start = [*advanced(begun, None, logits, length, keys), *carried]
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Extend all sequences by a token."""
+        """Decode one token for all sequences."""
         length = op.add(scope.expr(index), scope.scalar(tidy(search.prompt + 1)))
         texts, done, tokens, *keys = (scope.expr(v) for v in values[:count])
         logits, after = decoder.step(tokens, texts, length, values[count:])

@@ -1,6 +1,4 @@
-"""Control flow: If becomes a choice, Loop and Scan become functions (see
-ekiden.frontend.common.loop).
-"""
+"""ONNX control flow: If, Loop and Scan (loops: ekiden.frontend.common.loop)."""
 
 from __future__ import annotations
 
@@ -24,6 +22,7 @@ BRANCHES = ("then_branch", "else_branch")
 
 
 def _if(node: Node) -> list[Value]:
+    """Convert If: both branches are imported in place."""
     bodies = [node.body(name) for name in BRANCHES]
     return choose(node, node.value(0), [partial(b.run, []) for b in bodies], BRANCHES)
 
@@ -32,6 +31,7 @@ def _if(node: Node) -> list[Value]:
 
 
 def _loop(node: Node) -> list[Value]:
+    """Convert Loop: trip count, condition, carried values and stacked scan outputs."""
     body = node.body("body")
     (inner,) = (a.g for a in node.proto.attribute if a.name == "body")
     limit, go, start = node.optional(0), node.optional(1), node.inputs[2:]
@@ -40,9 +40,7 @@ def _loop(node: Node) -> list[Value]:
         node.unsupported(f"expected a body with {2 + len(carried)} inputs, got {len(body.names)}")
 
     def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
-        """Convert one iteration of Loop: (condition, carried values, scan outputs). Refuses a body
-        that has fewer outputs than carried values.
-        """
+        """Import one iteration: (condition, carried values, scan outputs)."""
         pair = zip(inner.input, (index, condition), strict=False)
         head = [_declared(node, info, v) for info, v in pair]
         results = body.run([*head, *values])
@@ -61,6 +59,8 @@ def _loop(node: Node) -> list[Value]:
     try:
         last, scan_outputs, endless = loop.build()
     except ChangesRank as error:
+        # A carried value that changes its rank has no type in a loop: known trip counts are
+        # unrolled.
         written = loop.written_out()
         if written is not None:
             return _collected(node, *written)
@@ -75,8 +75,8 @@ def _loop(node: Node) -> list[Value]:
 
 
 def _declared(node: Node, info: onnx.ValueInfoProto, value: Value) -> Value:
-    """Return the iteration number or the condition in the rank that the body declares: scalar, or
-    one element, as older exporters write it.
+    """Reshape the iteration number or condition to the rank that the body declares: 0, or 1 from
+    older exporters.
     """
     stated = info.type.tensor_type
     if not stated.HasField("shape") or len(stated.shape.dim) != 1:
@@ -87,12 +87,13 @@ def _declared(node: Node, info: onnx.ValueInfoProto, value: Value) -> Value:
 
 
 def _collected(node: Node, last: list[Value], iterations: list[list[Value]]) -> list[Value]:
-    """Return the outputs of an unrolled loop: the scan outputs of its iterations are stacked."""
+    """Return the outputs of an unrolled loop, with its scan outputs stacked."""
     rows = [[node.scope.expr(v) for v in column] for column in zip(*iterations, strict=True)]
     return last + [node.value_of(op.stack(column_values, axis=0)) for column_values in rows]
 
 
 def _scan(node: Node) -> list[Value]:
+    """Convert Scan: the body runs over slices of the scan inputs."""
     body, count = node.body("body"), node.get_int("num_scan_inputs")
     states = len(node.inputs) - count
     if len(body.names) != len(node.inputs):
@@ -110,8 +111,8 @@ def _scan(node: Node) -> list[Value]:
     last = node.scope.spanned(op.subtract(limit, const(np.int64(1))))
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Convert one iteration of Scan: slices of the inputs at its number, counted from the end
-        for those scanned backwards.
+        """Import one iteration on the slices at its number, counted from the end for reversed
+        inputs.
         """
         at = node.scope.expr(index)
         slices = []
@@ -134,9 +135,7 @@ def _scan(node: Node) -> list[Value]:
 
 
 def _scan_8(node: Node) -> list[Value | Expr]:
-    """Convert Scan of opset 8: the first axis of all inputs is the batch, and each sample is
-    scanned on its own.
-    """
+    """Convert Scan of opset 8, whose first axis is the batch: each sample is scanned on its own."""
     if node.optional(0) is not None:
         node.unsupported("input 0 (the lengths of sequences) is only supported since opset 9")
     samples = node.shape(1)[0]
@@ -154,9 +153,7 @@ def _scan_8(node: Node) -> list[Value | Expr]:
 
 
 def _each(node: Node, name: str, count: int) -> list[int]:
-    """Return an attribute with a number for each scan input or output; zeros where it is
-    not set.
-    """
+    """Return an attribute with one number per scan input or output; zeros where it is not set."""
     values = node.get_ints(name, (0,) * count)
     if len(values) != count:
         node.unsupported(f"attribute {name!r} must have {count} numbers, got {len(values)}")

@@ -1,4 +1,4 @@
-"""Convolutions.
+"""Conv and ConvTranspose.
 
 For ConvTranspose either the pads determine the result's extent, s (n - 1) + (k - 1) d + 1 +
 output_padding - pads, or output_shape is given and determines the pads, with the odd one at the end
@@ -21,10 +21,11 @@ from ekiden.topi.dimensions import Dim, as_attr, as_dim, known, tidy
 
 
 def _kernel(node: Node) -> tuple[Dim, ...]:
-    """Return the kernel's extents, from the attribute or from the weight."""
+    """Return the kernel's extents from the attribute, otherwise from the weight's shape."""
     if node.has("kernel_shape"):
         kernel: tuple[Dim, ...] = node.get_ints("kernel_shape")
         for axis, extent in enumerate(kernel, 2):
+            # The attribute fixes weight extents that the model leaves symbolic.
             node.learn(1, axis, extent)
     else:
         kernel = as_attr(node.shape(1)[2:])
@@ -41,9 +42,8 @@ def _bias(node: Node) -> Expr | None:
 
 
 def convolve(node: Node, conv2d: Convolution | None = None) -> Expr:
-    """Convert Conv, in the dtype of its inputs; `conv2d` replaces nn.conv2d for quantised operands
-    over one or two axes.
-    """
+    """Convert Conv; `conv2d` replaces nn.conv2d for quantised operands."""
+    # nn.conv1d to conv3d cover one to three spatial axes.
     check_rank(node)
     window = read_window(node, _kernel(node))
     return convolution(
@@ -79,8 +79,8 @@ def _conv_transpose(node: Node) -> Expr:
 
 
 def _cropped(node: Node, unpadded: Expr, window: Window, room: Sequence[Dim]) -> Expr:
-    """Return a result that was computed without padding, cropped by the symbolic padding and
-    extended by `room` at its end.
+    """Emit an unpadded result cropped by its symbolic padding and extended by `room` at the end of
+    each axis.
     """
     shape = node.typed(unpadded).shape
     first = len(shape) - len(room)
@@ -97,7 +97,7 @@ def _cropped(node: Node, unpadded: Expr, window: Window, room: Sequence[Dim]) ->
 def _transposed_window(
     node: Node, kernel: tuple[Dim, ...], extra: tuple[int, ...]
 ) -> tuple[Window, tuple[Dim, ...]]:
-    """Return the window, and the number of output elements at the end of each axis that no input
+    """Return the window of ConvTranspose, and the trailing elements of each axis that no input
     reaches.
     """
     rank = len(kernel)
@@ -120,6 +120,7 @@ def _transposed_window(
     total_pads = [tidy(maximum(t, 0)) for t in totals]
     small = as_attr([tidy(t // 2) for t in total_pads])
     large = as_attr([tidy(t - t // 2) for t in total_pads])
+    # The odd element of padding goes to the end for SAME_UPPER only.
     before, after = (small, large) if auto == "SAME_UPPER" else (large, small)
     return Window(kernel, strides, dilations, before, after), room or (0,) * rank
 

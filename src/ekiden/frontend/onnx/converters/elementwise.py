@@ -1,4 +1,4 @@
-"""Elementwise operators: arithmetic, comparisons, logic, activations, casts.
+"""Elementwise ONNX operators: arithmetic, comparisons, logic, activations.
 
 Attributes default to ONNX's values, which are float32 numbers: 0.2 is np.float32(0.2). Constants
 take the dtype of the first input, so that float16 models stay float16. Broadcasting constrains
@@ -25,12 +25,12 @@ from ekiden.topi.dimensions import known
 
 
 def number(node: Node, value: float) -> Constant:
-    """Return a scalar constant of the first input's dtype."""
+    """Return a scalar constant of input 0's dtype."""
     return const(value, node.dtype(0))
 
 
 def note_broadcast(node: Node) -> None:
-    """Record the dimension constraints that follow from all inputs broadcasting together."""
+    """Record the dimension constraints of inputs that broadcast together."""
     if len(node.inputs) < 2:
         return
     shapes = [node.shape(i) for i in range(len(node.inputs))]
@@ -41,6 +41,8 @@ def note_broadcast(node: Node) -> None:
 
 
 def _broadcast(function: Callable[[Node], Expr]) -> Converter:
+    """Return a converter that records the broadcast constraints first."""
+
     def convert(node: Node) -> Expr:
         note_broadcast(node)
         return function(node)
@@ -49,8 +51,10 @@ def _broadcast(function: Callable[[Node], Expr]) -> Converter:
 
 
 def _variadic(function: Callable[[Expr, Expr], Expr]) -> Converter:
+    """Return a converter of a variadic operator."""
+
     def convert(node: Node) -> Expr | Value:
-        """Apply the operator to all inputs from left to right; a single input is the result."""
+        """Fold the operator over all inputs from the left."""
         if len(node.inputs) == 1:
             return node.value(0)
         note_broadcast(node)
@@ -60,6 +64,7 @@ def _variadic(function: Callable[[Expr, Expr], Expr]) -> Converter:
 
 
 def _mean(node: Node) -> Expr | Value:
+    """Convert Mean of any number of tensors."""
     if len(node.inputs) == 1:
         return node.value(0)
     note_broadcast(node)
@@ -67,9 +72,7 @@ def _mean(node: Node) -> Expr | Value:
 
 
 def _mod(node: Node) -> Expr:
-    """Convert Mod: the result has the sign of the divisor (Python's %), with `fmod` that of the
-    dividend (C's).
-    """
+    """Convert Mod: the sign of the divisor (Python's %), with `fmod` that of the dividend (C's)."""
     note_broadcast(node)
     a, b = node.exprs()
     return (fmod if node.get_int("fmod", 0) else python_mod)(a, b, node.dtype(0))
@@ -82,14 +85,12 @@ def _bit_shift(node: Node) -> Expr:
 
 
 def _aligned(function: Converter) -> Converter:
-    """Return a converter for opset < 7, where `broadcast` enables broadcasting of the second input
-    and `axis` declares where its shape begins in that of the first.
+    """Return a converter for opset < 7, where `axis` aligns the second input's shape with the
+    first's.
     """
 
     def convert(node: Node) -> Result:
-        """Apply the operator after appending axes of extent 1 that align the second input at
-        `axis`.
-        """
+        """Append unit axes that align the second input at `axis`, and convert."""
         if node.has("axis"):
             extra = node.rank(0) - node.get_int("axis") - node.rank(1)
             if extra > 0:
@@ -110,14 +111,15 @@ _DIGITS = const(1e-12, "float64")
 
 
 def _pow(node: Node) -> Expr:
-    """Convert Pow: base ** exponent in the dtype of the base, as since opset 12. Squares and square
-    roots, which exporters write as powers, become a product and sqrt; the square root of -inf is
-    then NaN, where pow returns inf.
+    """Convert Pow in the dtype of the base. Squares and square roots, which exporters write as
+    powers, become a product and sqrt; the square root of -inf is then NaN, where pow returns
+    inf.
     """
     note_broadcast(node)
     base, exponent = node.exprs()
     power = node.value(1).array
     if power is not None and power.size == 1 and power.ndim <= node.rank(0):
+        # Common in exported norms; a product or a square root is much cheaper than pow.
         if power.item() == 2:
             return op.multiply(base, base)
         if power.item() == 0.5 and is_float(node.dtype(0)):
@@ -133,18 +135,17 @@ def _pow(node: Node) -> Expr:
 
 
 def _clip_attributes(node: Node) -> Expr:
+    """Convert Clip before opset 11, whose bounds are attributes."""
     lowest = float(np.finfo(np.float32).min)
     return op.clip(node.expr(0), node.get_float("min", lowest), node.get_float("max", -lowest))
 
 
 def _clip(node: Node) -> Expr | Value:
-    """Convert Clip since opset 11, with bounds as inputs. For integers or run-time bounds, maximum
-    and minimum are used: an int64 bound has digits that a float attribute lacks. Where min >
-    max, max wins.
-    """
+    """Convert Clip since opset 11, whose bounds are inputs."""
     low, high = node.optional(1), node.optional(2)
     if low is None and high is None:
         return node.value(0)
+    # op.clip holds its bounds as floats, which cannot represent every int64.
     if not is_int(node.dtype(0)) and all(v is None or v.array is not None for v in (low, high)):
         return op.clip(node.expr(0), _bound(low, -np.inf), _bound(high, np.inf))
     clipped = node.expr(0)
@@ -154,6 +155,7 @@ def _clip(node: Node) -> Expr | Value:
 
 
 def _bound(value: Value | None, default: float) -> float:
+    """Return a constant bound of Clip, or the default."""
     return default if value is None or value.array is None else float(value.array.item())
 
 
@@ -167,6 +169,7 @@ def _hard_sigmoid(node: Node) -> Expr:
 
 def _hard_swish(node: Node) -> Expr:
     x = node.expr(0)
+    # ONNX HardSwish 14: x * max(0, min(1, x / 6 + 0.5)).
     return op.multiply(x, functions.linear_sigmoid(x, node.dtype(0), 1 / 6, 0.5))
 
 
@@ -175,7 +178,7 @@ def _leaky_relu(node: Node) -> Expr:
 
 
 def _prelu_of_channels(node: Node) -> Expr:
-    """Convert PRelu of opset < 7: a slope for each channel."""
+    """Convert PRelu before opset 7, with one slope per channel."""
     if node.rank(1) == 1 and node.rank(0) > 2 and known(node.shape(1)[0]) != 1:
         widen(node, 1, node.rank(0) - 2)
     note_broadcast(node)
@@ -220,8 +223,8 @@ def _thresholded_relu(node: Node) -> Expr:
 
 
 def _shrink(node: Node) -> Expr:
-    """Convert Shrink. For integers too the bias and the limit are floats; the result is
-    truncated.
+    """Convert Shrink: soft or hard shrinkage by `bias` and `lambd`. For integers too the bias and
+    the limit are floats; the result is truncated.
     """
     kind = node.dtype(0)
     # The cast back to an integer dtype truncates toward 0.

@@ -1,5 +1,5 @@
-"""Experimental operators of ONNX's default domain that were removed before version 1.0, and that
-ONNX Runtime still runs: Affine, Crop, ImageScaler, ParametricSoftplus, ScaledTanh.
+"""Experimental ONNX operators that ONNX Runtime still runs: Affine, Crop, ImageScaler,
+ParametricSoftplus, ScaledTanh.
 """
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ from ekiden.topi.dimensions import as_dim, known, tidy
 
 
 def _affine(node: Node) -> Expr:
+    """Convert Affine: alpha * x + beta."""
     scaled = op.multiply(node.expr(0), number(node, node.get_float("alpha", 1.0)))
     return op.add(scaled, number(node, node.get_float("beta", 0.0)))
 
 
 def _scaled_tanh(node: Node) -> Expr:
+    """Convert ScaledTanh: alpha * tanh(beta * x)."""
     inner = op.multiply(node.expr(0), number(node, node.get_float("beta", 0.0)))
     return op.multiply(op.tanh(inner), number(node, node.get_float("alpha", 0.0)))
 
 
 def _parametric_softplus(node: Node) -> Expr:
+    """Convert ParametricSoftplus: alpha * softplus(beta * x)."""
     inner = op.multiply(node.expr(0), number(node, node.get_float("beta", 0.0)))
     return op.multiply(softplus(inner, node.dtype(0)), number(node, node.get_float("alpha", 0.0)))
 
 
 def _image_scaler(node: Node) -> Expr:
-    """Return x * scale + a bias for each channel of [batch, channels, height, width]."""
+    """Convert ImageScaler: x * scale + one bias per channel, on [batch, channels, height,
+    width].
+    """
     bias = np.array(node.get_floats("bias"), np.float32)
     channels = node.shape(0)[1]
     if known(channels) != len(bias):
@@ -42,9 +47,7 @@ def _image_scaler(node: Node) -> Expr:
 
 
 def _crop(node: Node) -> Expr:
-    """Crop an image: `border` is left, top, right, bottom; `scale`, where present, is the height
-    and width of the result, counted from the left and top border.
-    """
+    """Convert Crop by `border` (left, top, right, bottom) or to the size `scale`."""
     left_border, top_border, right_border, bottom_border = node.get_ints("border", (0, 0, 0, 0))
     height, width = node.shape(0)[2:]
     ends = [tidy(height - bottom_border), tidy(width - right_border)]
@@ -54,6 +57,7 @@ def _crop(node: Node) -> Expr:
     if min(left_border, top_border, right_border, bottom_border) < 0:
         node.unsupported("'border' must be at least 0")
     for begin, end, extent in zip((top_border, left_border), ends, (height, width), strict=True):
+        # Symbolic extents are checked when the model runs.
         node.scope.require(binary(GE, extent, end))
         node.scope.require(binary(GE, end, begin))
         if known(extent) is not None and not begin <= (known(end) or 0) <= (known(extent) or 0):

@@ -1,4 +1,4 @@
-"""Operators on images and boxes: sampling, regions of interest, patches, deformable convolution."""
+"""ONNX image operators: GridSample, AffineGrid, RoiAlign, NonMaxSuppression, DeformConv, Col2Im."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def _grid_sample(node: Node) -> Expr:
     rank = node.rank(0)
     if rank not in (4, 5):
         node.unsupported(f"expected an input of rank 4 or 5, got {rank}")
+    # ONNX stores coordinates in the last axis, TVM's operator expects them in axis 1.
     return op.image.grid_sample(
         node.expr(0),
         op.transpose(node.expr(1), axes=[0, rank - 1, *range(1, rank - 1)]),
@@ -38,15 +39,13 @@ def _grid_sample(node: Node) -> Expr:
 
 
 def _affine_grid(node: Node) -> Expr:
-    """Return the sampling grid of an image of a given size under affine maps of [-1, 1]."""
+    """Convert AffineGrid: the sampling grid of an image under affine maps of [-1, 1]."""
     maps, rank = node.expr(0), (known(node.shape(1)[0]) or 0) - 2
     if rank not in (2, 3):
         node.unsupported(f"'size' must have 4 or 5 elements, got {node.shape(1)[0]}")
 
     def column(index: int) -> Expr:
-        """Return column `index` of the maps [n, rank, rank + 1] as [n, rank, 1, ...], to broadcast
-        over grid positions.
-        """
+        """Emit column `index` of the maps [n, rank, rank + 1] as [n, 1, ..., rank]."""
         map_column = op.take(maps, const(index, "int64"), axis=2)
         for _ in range(rank):
             map_column = op.expand_dims(map_column, axis=1)
@@ -62,7 +61,7 @@ def _affine_grid(node: Node) -> Expr:
 
 
 def _line(node: Node, axis: int) -> Expr:
-    """Return the normalised coordinates of the pixels along an axis of the image."""
+    """Emit the normalised pixel coordinates along an axis of the image."""
     size, dtype = node.value(1), node.dtype(0)
     one, two = const(1.0, dtype), const(2.0, dtype)
     if size.is_known:
@@ -98,7 +97,7 @@ def _roi_align(node: Node) -> Expr:
 
 
 def _non_max_suppression(node: Node) -> Expr:
-    """Return the rows (batch, class, box) of the selected boxes, as many as there are."""
+    """Convert NonMaxSuppression: rows (batch, class, box) of the selected boxes."""
     boxes = node.expr(0)
     if node.get_int("center_point_box", 0):
         x, y, width, height = (
@@ -106,10 +105,12 @@ def _non_max_suppression(node: Node) -> Expr:
         )
         half = const(0.5, node.dtype(0))
         w, h = op.multiply(width, half), op.multiply(height, half)
+        # ONNX corners are [y1, x1, y2, x2]; center boxes are [x, y, width, height].
         sides = (op.subtract(y, h), op.subtract(x, w), op.add(y, h), op.add(x, w))
         boxes = op.concatenate(sides, axis=2)
 
     def limit(index: int, absent: Expr) -> Expr:
+        """Return an input limit as a scalar, or the default."""
         return absent if node.optional(index) is None else op.reshape(node.expr(index), ())
 
     selected = op.vision.all_class_non_max_suppression(
@@ -144,6 +145,7 @@ def _deform_conv(node: Node) -> Expr:
                 f"'offset' has {offset_extent} positions along spatial axis {axis}, expected "
                 f"{windows}"
             )
+    # The mask is a modulation factor per tap (deformable convolution version 2).
     mask = node.optional(4)
     convolved: Expr = op.nn.deformable_conv2d(
         node.expr(0),
@@ -165,7 +167,7 @@ def _deform_conv(node: Node) -> Expr:
 
 
 def _borders(node: Node, rank: int) -> tuple[int, ...]:
-    """Return the padding of Col2Im: an image cannot be cut out of a smaller one."""
+    """Return the padding of Col2Im; raise Unsupported for negative numbers."""
     pads = tuple(node.get_ints("pads", (0,) * 2 * rank))
     if min(pads, default=0) < 0:
         node.unsupported(f"attribute 'pads' must not be negative, got {min(pads)}")
@@ -173,8 +175,8 @@ def _borders(node: Node, rank: int) -> tuple[int, ...]:
 
 
 def _col2im(node: Node) -> Expr:
-    """Convert Col2Im: add the patches of the columns at their positions in the padded image, whose
-    extents may be run-time values. The positions are a constant where the extents are known.
+    """Convert Col2Im: scatter-add the patches into the padded image, and crop it. The positions are
+    a constant where the extents are known.
     """
     block = node.axes(2, "block_shape")
     rank = len(block)
@@ -209,9 +211,7 @@ def _col2im(node: Node) -> Expr:
 def _patch_places(
     node: Node, window: Window, padded: Sequence[PrimExpr], steps: Sequence[PrimExpr]
 ) -> Expr:
-    """Return [taps, *steps]: the flat position in the padded image of each element of each
-    patch.
-    """
+    """Emit the flat index in the padded image of each element of each patch, [taps, *steps]."""
     rank = len(steps)
     taps = np.array(list(np.ndindex(*window.kernel)), np.int64) * np.array(window.dilations)
     position: Expr = const(np.zeros((len(taps), *(1,) * rank), np.int64))

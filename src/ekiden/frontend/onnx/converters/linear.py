@@ -1,4 +1,4 @@
-"""Matrix products.
+"""Matrix products: MatMul, Gemm, Einsum, Det, Trilu, EyeLike.
 
 A constant right operand becomes the weight of nn.dense, transposed as a view, which packing
 transposes back without an intermediate copy. Leading axes of the left operand stay; where both
@@ -21,14 +21,12 @@ from ekiden.topi.dimensions import known
 
 
 def _weight(matrix: Array) -> Expr:
-    """Return a constant right operand [k, n] as the weight [n, k] of nn.dense. It is a view, as
-    packing transposes it back.
-    """
+    """Return a constant right operand [k, n] as nn.dense's weight [n, k]."""
     return const(matrix.T)
 
 
 def multiply_matrices(node: Node) -> Expr:
-    """Convert MatMul, in the dtype of its inputs."""
+    """Convert MatMul with NumPy's rules for vectors and batches."""
     b = node.value(1)
     if not node.rank(0) or not node.rank(1):
         node.unsupported("inputs must have at least 1 dimension")
@@ -48,9 +46,7 @@ def multiply_matrices(node: Node) -> Expr:
 
 
 def _check_inner(node: Node) -> None:
-    """Raise ImportModelError naming the dimensions that differ, as the model has them: a constant
-    operand is transposed later.
-    """
+    """Raise ImportModelError if the contracted dimensions differ."""
     left_extent, right_extent = node.shape(0)[-1], node.shape(1)[-2:][0]
     if (
         known(left_extent) is not None
@@ -65,13 +61,14 @@ def _check_inner(node: Node) -> None:
 
 
 def _times_vector(node: Node) -> Expr:
-    """Return the product with a vector: a weight of one row, whose axis is squeezed again."""
+    """Emit the product with a vector as nn.dense of one row."""
     return op.squeeze(
         op.nn.dense(node.expr(0), op.expand_dims(node.expr(1), axis=0), units=1), axis=-1
     )
 
 
 def _gemm(node: Node) -> Expr:
+    """Convert Gemm: alpha * op(A) @ op(B) + beta * C."""
     data = op.transpose(node.expr(0), axes=[1, 0]) if node.get_int("transA", 0) else node.expr(0)
     transposed = bool(node.get_int("transB", 0))
     rows, columns = node.shape(0), node.shape(1)
@@ -96,12 +93,14 @@ def _gemm(node: Node) -> Expr:
 
 
 def _scaled(node: Node, expr: Expr, factor: float) -> Expr:
+    """Emit a product with a factor; the expression itself for 1."""
     return expr if factor == 1 else op.multiply(expr, const(factor, node.dtype(0)))
 
 
 def _einsum(node: Node) -> Expr:
     equation = node.get_string("equation", "")
     operands, arrow, result_axes = equation.partition("->")
+    # NumPy rejects this form; ONNX does not say that the axes are summed.
     if arrow and "..." in operands and "..." not in result_axes:
         node.unsupported(f"the result of {equation!r} must name the axes of '...'")
     return op.einsum(node.exprs(), equation)
@@ -113,9 +112,10 @@ def _trilu(node: Node) -> Expr:
 
 
 def _eye_like(node: Node) -> Expr:
-    """Return ones where the column is `k` beyond the row, zeros elsewhere."""
+    """Convert EyeLike: ones on diagonal `k`, zeros elsewhere."""
     rows, columns = node.shape(0)
     dtype = from_onnx_dtype(node.get_int("dtype")) if node.has("dtype") else node.dtype(0)
+    # Extents may be symbolic, so the diagonal is a comparison of positions.
     row = op.expand_dims(op.arange(0, rows, 1, dtype="int64"), axis=1)
     column = op.arange(0, columns, 1, dtype="int64")
     return op.cast(op.equal(op.add(row, const(node.get_int("k", 0), "int64")), column), dtype)

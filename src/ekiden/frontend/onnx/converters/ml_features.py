@@ -1,6 +1,4 @@
-"""Operators of ai.onnx.ml that prepare features: lookup tables, scaling, one-hot encoding, n-gram
-counts.
-"""
+"""ai.onnx.ml feature preprocessing: lookup tables, scaling, one-hot encoding, n-gram counts."""
 
 from __future__ import annotations
 
@@ -28,12 +26,12 @@ _END = 2**31 - 1
 
 
 def shape_of(value: Value) -> Shape:
-    """Return the shape of a tensor of numbers or strings."""
+    """Return the shape of a numeric or string tensor."""
     return value.shape if isinstance(value, TextValue) else value.type.shape
 
 
 def index_of(node: Node, elements: Value, keys: Array | Sequence[int | float | str]) -> Expr:
-    """Return the index of each element among the keys: int64, -1 for none; of equal keys the last.
+    """Emit the int64 index of each element among the keys, -1 for none; of equal keys the last.
 
     Args:
         node: the node.
@@ -71,19 +69,19 @@ def index_of(node: Node, elements: Value, keys: Array | Sequence[int | float | s
 
 
 def _taken(table: Sequence[int], indices: Expr, default: int) -> Expr:
-    """Look up entries of a table; index -1 selects the default."""
+    """Emit int64 table entries by index; -1 gives the default."""
     return op.take(
         const(np.array([*table, default], np.int64)), _or_last(indices, len(table)), axis=0
     )
 
 
 def _or_last(indices: Expr, last: int) -> Expr:
-    """Replace index -1 by `last`."""
+    """Emit indices with -1 replaced by `last`."""
     return op.where(op.less(indices, const(np.int64(0))), const(np.int64(last)), indices)
 
 
 def looked_up(node: Node, indices: Expr, values: Array, default: object) -> Expr | TextValue:
-    """Look up values by index; index -1 selects the default.
+    """Emit values by index; -1 gives the default.
 
     Args:
         node: the node.
@@ -107,9 +105,7 @@ _TYPES = {"floats": np.float32, "int64s": np.int64, "strings": object}
 
 
 def attribute_list(node: Node, prefix: str) -> tuple[str, Array]:
-    """Return the list that a node has as attribute `prefix`_* of one of several types: the type's
-    name, and its values.
-    """
+    """Return (type, values) of the list attribute `prefix`_floats, _int64s, _strings or _tensor."""
     tensor = node.get_tensor(f"{prefix}_tensor")
     if tensor is not None:
         return "tensor", tensor.ravel()
@@ -121,6 +117,7 @@ def attribute_list(node: Node, prefix: str) -> tuple[str, Array]:
 
 
 def _default(node: Node, kind: str, values: Array) -> object:
+    """Return the default value of a lookup for its type."""
     name = f"default_{kind.removesuffix('s')}"
     if kind == "tensor":
         tensor = node.get_tensor(name)
@@ -132,6 +129,7 @@ def _default(node: Node, kind: str, values: Array) -> object:
 
 
 def _label_encoder(node: Node) -> Result:
+    """Convert LabelEncoder since version 2: keys to values of any type."""
     _, keys = attribute_list(node, "keys")
     kind, values = attribute_list(node, "values")
     if keys.size != values.size:
@@ -141,7 +139,7 @@ def _label_encoder(node: Node) -> Result:
 
 
 def _two_ways(node: Node, words: Sequence[str], numbers: Sequence[int]) -> Result:
-    """Map strings to numbers, or numbers to strings, by the type of the input."""
+    """Map strings to numbers or numbers to strings, by the type of the input."""
     if isinstance(node.value(0), TextValue):
         indices = index_of(node, node.value(0), words)
         values = np.array(numbers, np.int64)
@@ -161,12 +159,13 @@ def _category_mapper(node: Node) -> Result:
 
 
 def _one_hot(node: Node) -> Expr:
-    """Convert OneHotEncoder. Unknown categories are rows of zeros, whatever the attribute `zeros`
-    is.
+    """Convert OneHotEncoder to float32 of one more axis. Unknown categories are rows of zeros,
+    whatever the attribute `zeros` is.
     """
     _, cats = attribute_list(node, "cats")
     categories = node.value(0)
     if not isinstance(categories, TextValue) and is_float(categories.type.dtype):
+        # ONNX Runtime truncates float categories to integers.
         categories = node.scope.bound(op.cast(node.expr(0), "int64"))
     indices = index_of(node, categories, cats.tolist())
     wide = op.expand_dims(indices, axis=len(shape_of(categories)))
@@ -177,13 +176,13 @@ def _one_hot(node: Node) -> Expr:
 
 
 def as_rows(node: Node, index: int = 0) -> Expr:
-    """Return an input as rows [n, c]; a vector [c] is one row."""
+    """Return an input as a matrix [n, c]; a vector [c] is one row."""
     data = node.expr(index)
     return op.expand_dims(data, axis=0) if node.rank(index) == 1 else data
 
 
 def as_float(node: Node, index: int = 0) -> Expr:
-    """Return an input as rows of float32, unless it already is of a float dtype."""
+    """Return an input as a matrix of float32, or of its own float dtype."""
     data = as_rows(node, index)
     return data if is_float(node.dtype(index)) else op.cast(data, "float32")
 
@@ -211,6 +210,7 @@ def _binarizer(node: Node) -> Expr:
 
 
 def _imputer(node: Node) -> Expr:
+    """Convert Imputer: replaced values become the imputed ones."""
     floats, dtype = node.has("imputed_value_floats"), node.dtype(0)
     name = "imputed_value_floats" if floats else "imputed_value_int64s"
     values = np.array(node.get_floats(name) if floats else node.get_ints(name), dtype)
@@ -225,6 +225,7 @@ def _imputer(node: Node) -> Expr:
 
 
 def _feature_vectorizer(node: Node) -> Expr:
+    """Convert FeatureVectorizer: each input cut or zero-padded to its width, and concatenated."""
     columns = []
     widths = node.get_ints("inputdimensions")
     if len(widths) != len(node.inputs):
@@ -236,6 +237,7 @@ def _feature_vectorizer(node: Node) -> Expr:
         have = known(node.typed(data).shape[1])
         if have is None:
             node.unsupported(f"the number of columns of input {index} must be known")
+        # As in ONNX Runtime, inputs are cut or padded to their stated width.
         if have > width:
             data = op.strided_slice(data, [0], [width], axes=[1])
         elif have < width:
@@ -245,6 +247,7 @@ def _feature_vectorizer(node: Node) -> Expr:
 
 
 def _feature_extractor(node: Node) -> Expr | TextValue:
+    """Convert ArrayFeatureExtractor: columns by index."""
     features = node.value(0)
     rank = len(shape_of(features))
     data = features.expr if isinstance(features, TextValue) else node.expr(0)
@@ -255,6 +258,7 @@ def _feature_extractor(node: Node) -> Expr | TextValue:
 
 
 def _zip_map(node: Node) -> MapValue:
+    """Convert ZipMap: columns become values of a map by class label."""
     strings = node.has("classlabels_strings")
     names = (
         node.get_strings("classlabels_strings") if strings else node.get_ints("classlabels_int64s")
@@ -267,8 +271,8 @@ def _zip_map(node: Node) -> MapValue:
 
 
 def _grams(node: Node, count: int) -> list[tuple[int, int, int]]:
-    """Return (length, first index in the pool, count) of the n-grams; length 0 for those that are
-    not counted.
+    """Return (length, first pool index, count) per n-gram length; length 0 for lengths that are not
+    counted.
     """
     starts = [*node.get_ints("ngram_counts"), count]
     first, last = node.get_int("min_gram_length", 1), node.get_int("max_gram_length", 1)
@@ -285,8 +289,8 @@ MAX_SKIPS = 1000
 
 
 def _skips(node: Node, length: int | None, size: int) -> int:
-    """Return how many tokens may be skipped between two of an n-gram, bounded by the length of a
-    row. Raises Unsupported for a number that is negative, or huge where rows have any length.
+    """Return the largest skip between two tokens of an n-gram, bounded by the row length. Raises
+    Unsupported for a number that is negative, or huge where rows have any length.
     """
     skips = node.get_int("max_skip_count", 0)
     if skips < 0 or (length is None and skips > MAX_SKIPS):
@@ -303,6 +307,7 @@ def _occurrences(node: Node, ids: Expr, pool: Array, size: int) -> Expr:
     counts = []
     # Skip n-grams: the items of an n-gram are `step` tokens apart, for every step that is allowed.
     for step in range(1, skips + 2):
+        # -1 is no token's number, so n-grams that leave the row match nothing.
         wide = op.nn.pad(ids, [(0, 0), (0, (size - 1) * step)], const(np.int64(-1)))
         same = []
         for k in range(size):
@@ -314,7 +319,7 @@ def _occurrences(node: Node, ids: Expr, pool: Array, size: int) -> Expr:
 
 
 def _tf_idf(node: Node) -> Expr:
-    """Convert TfIdfVectorizer: each n-gram of the pool has a column; tokens are numbered first."""
+    """Convert TfIdfVectorizer: one column per n-gram of the pool."""
     strings = node.has("pool_strings")
     pool: list[int | float | str] = []
     pool += node.get_strings("pool_strings") if strings else node.get_ints("pool_int64s")
@@ -339,7 +344,7 @@ def _tf_idf(node: Node) -> Expr:
 
 
 def _weighted(node: Node, gram_counts: Sequence[Expr], used: Array, columns: Array) -> Expr:
-    """Weight the counts and place each in its column; columns without an n-gram are 0."""
+    """Weight the n-gram counts and scatter them to their columns; other columns are 0."""
     if not gram_counts:
         node.unsupported("no n-gram has a length that is counted")
     counts = (
@@ -354,6 +359,7 @@ def _weighted(node: Node, gram_counts: Sequence[Expr], used: Array, columns: Arr
             weights = np.array(node.get_floats("weights"), np.float32)
         base = counts if mode == "TFIDF" else op.minimum(counts, const(np.float32(1)))
         counts = op.multiply(base, const(weights[used]))
+    # A bound, because one large index would allocate a row of that length.
     width = node.believed("a number of 'ngram_indexes'", int(columns.max()) + 1)
     count_index = np.full(width, len(used), np.int64)
     count_index[columns[used]] = np.arange(len(used))

@@ -1,4 +1,4 @@
-"""Classifiers and regressors of ai.onnx.ml: linear models, support vector machines, tree ensembles.
+"""ai.onnx.ml classifiers and regressors: linear models, support vector machines, tree ensembles.
 Where the standard is open about labels and scores, they follow ONNX's reference implementation.
 """
 
@@ -25,11 +25,12 @@ POSTS = {"post_transform": ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROB
 
 
 def _number(node: Node, like: Expr, value: float) -> Expr:
+    """Return a scalar constant of an expression's dtype."""
     return const(value, node.typed(like).dtype)
 
 
 def _both(first: Expr, second: Expr) -> Expr:
-    """Concatenate two columns."""
+    """Emit the concatenation of two columns."""
     return op.concatenate(Tuple((first, second)), axis=1)
 
 
@@ -37,9 +38,10 @@ def _both(first: Expr, second: Expr) -> Expr:
 
 
 def _softmax_zero(node: Node, scores: Expr) -> Expr:
-    """Return the softmax in which scores of 0 stay 0."""
+    """Emit the softmax in which scores of 0 stay 0."""
 
     def one(value: float) -> Expr:
+        """Return a scalar constant of the scores' dtype."""
         return _number(node, scores, value)
 
     # The maximum is subtracted so that exp cannot overflow.
@@ -53,15 +55,15 @@ def _softmax_zero(node: Node, scores: Expr) -> Expr:
 
 
 def _probit(node: Node, scores: Expr) -> Expr:
-    """Return the probit function (inverse normal CDF), by Winitzki's approximation of the inverse
-    of erf.
-    """
+    """Emit the inverse normal CDF by Winitzki's approximation of the inverse error function."""
 
     def one(value: float) -> Expr:
+        """Return a scalar constant of the scores' dtype."""
         return _number(node, scores, value)
 
     x = op.subtract(op.multiply(scores, one(2.0)), one(1.0))
     log = op.log(op.multiply(op.subtract(one(1.0), x), op.add(one(1.0), x)))
+    # 0.147 is Winitzki's constant a.
     v = op.add(one(2.0 / (np.pi * 0.147)), op.multiply(one(0.5), log))
     inner = op.subtract(op.multiply(v, v), op.multiply(one(1 / 0.147), log))
     size = op.sqrt(op.subtract(op.sqrt(inner), v))
@@ -70,7 +72,7 @@ def _probit(node: Node, scores: Expr) -> Expr:
 
 
 def post_transform(node: Node, scores: Expr) -> Expr:
-    """Apply the attribute `post_transform` to scores [n, k]."""
+    """Emit the `post_transform` of scores [n, k]."""
     match node.get_string("post_transform", "NONE"):
         case "SOFTMAX":
             return op.nn.softmax(scores, axis=1)
@@ -84,7 +86,7 @@ def post_transform(node: Node, scores: Expr) -> Expr:
 
 
 def class_labels(node: Node) -> Array | None:
-    """Return the labels of the classes, int64 or objects; None if the node declares none."""
+    """Return the class labels, int64 or strings; None if the node declares none."""
     if node.has("classlabels_strings") and node.get_strings("classlabels_strings"):
         return np.array(node.get_strings("classlabels_strings"), object)
     for name in ("classlabels_ints", "classlabels_int64s"):
@@ -94,7 +96,7 @@ def class_labels(node: Node) -> Array | None:
 
 
 def _labelled(node: Node, class_indices: Expr) -> Result:
-    """Return the labels of classes by index."""
+    """Emit class labels by index."""
     labels = class_labels(node)
     if labels is None:
         return class_indices
@@ -102,11 +104,12 @@ def _labelled(node: Node, class_indices: Expr) -> Result:
 
 
 def _best(scores: Expr) -> Expr:
+    """Emit the index of the highest score, int64."""
     return op.cast(op.argmax(scores, axis=1), "int64")
 
 
 def _threshold_labels(node: Node, scores: Expr, limit: float) -> Result:
-    """Return the labels where there is one column of scores: the class, or none."""
+    """Emit the labels of one score column: the class above the limit, otherwise none."""
     above = op.greater_equal(op.squeeze(scores, axis=[1]), _number(node, scores, limit))
     labels = class_labels(node)
     first = np.array([1], np.int64) if labels is None else labels[:1]
@@ -115,8 +118,8 @@ def _threshold_labels(node: Node, scores: Expr, limit: float) -> Result:
 
 
 def _rows(values: Sequence[float], rows: int, width: int = -1) -> Array:
-    """Return a list of coefficients as a matrix of `rows` rows, or of rows of `width`. Raises
-    ImportModelError where their number does not fit.
+    """Return coefficients as a matrix of `rows` rows, or of rows of `width`; raise ImportModelError
+    if they do not fit.
     """
     if (rows < 1 and width < 1) or len(values) % (rows if width < 1 else width):
         expected = f"rows of {width}" if width > 0 else f"{rows} rows"
@@ -125,7 +128,7 @@ def _rows(values: Sequence[float], rows: int, width: int = -1) -> Array:
 
 
 def _times(node: Node, data: Expr, weights: Array) -> Expr:
-    """Return the products of rows [n, k] with the rows of `weights` [m, k]: [n, m]."""
+    """Emit the products of rows [n, k] with the rows of `weights` [m, k]: [n, m]."""
     node.scope.same(node.typed(data).shape[1:], (as_dim(weights.shape[1]),))
     return op.nn.dense(data, const(weights), units=len(weights))
 
@@ -156,6 +159,7 @@ def _linear_classifier(node: Node) -> Result:
 
 
 def _label(result: Result) -> Expr:
+    """Return a label result as an expression, for the type checker."""
     return result  # type: ignore[return-value]
 
 
@@ -168,7 +172,7 @@ def _linear_regressor(node: Node) -> Expr:
 
 
 def _kernel(node: Node, data: Expr, vectors: Array) -> Expr:
-    """Return the SVM kernel of each row with each support vector: [n, vectors]."""
+    """Emit the SVM kernel of each row with each support vector, [n, vectors]."""
     params = node.get_floats("kernel_params") if node.has("kernel_params") else ()
     gamma, coef0, degree = (*params, 0.0, 0.0, 0.0)[:3]
     kind = node.get_string("kernel_type", "LINEAR")
@@ -189,6 +193,7 @@ def _kernel(node: Node, data: Expr, vectors: Array) -> Expr:
 
 
 def _rho(node: Node, count: int) -> Expr:
+    """Return the SVM's offsets as a constant."""
     return const(np.array(node.get_floats("rho"), np.float32)[:count])
 
 
@@ -222,7 +227,7 @@ def _svm_classifier(node: Node) -> Result:
 
 
 def _pair_scores(node: Node, data: Expr, per_class: Sequence[int]) -> Expr:
-    """Return the decision value of each pair of classes, above 0 for the first: [n, pairs]."""
+    """Emit the decision value of each pair of classes, above 0 for the first: [n, pairs]."""
     total = sum(per_class)
     vectors = _rows(node.get_floats("support_vectors"), total)
     weights = _rows(node.get_floats("coefficients"), -1, total)
@@ -239,7 +244,7 @@ def _pair_scores(node: Node, data: Expr, per_class: Sequence[int]) -> Expr:
 
 
 def _votes(node: Node, pairs: Expr, classes: int) -> Expr:
-    """Count the pairs that each class wins (one-against-one voting)."""
+    """Emit the number of pairs that each class wins (one-against-one voting)."""
     wins = np.zeros((2, classes, classes * (classes - 1) // 2), np.float32)
     for row, (i, j) in enumerate(combinations(range(classes), 2)):
         wins[0, i, row] = wins[1, j, row] = 1
@@ -249,8 +254,8 @@ def _votes(node: Node, pairs: Expr, classes: int) -> Expr:
 
 
 def _probabilities(node: Node, pairs: Expr, classes: int) -> Expr:
-    """Return the class probabilities [n, classes] from the pairs' Platt-scaled decision values, by
-    pairwise coupling (Wu, Lin and Weng 2004).
+    """Emit class probabilities [n, classes] by pairwise coupling of Platt-scaled decisions (Wu, Lin
+    and Weng 2004).
     """
     a, b = (const(np.array(node.get_floats(n), np.float32)) for n in ("prob_a", "prob_b"))
     chance = op.sigmoid(op.negative(op.add(op.multiply(pairs, a), b)))
@@ -270,9 +275,7 @@ def _probabilities(node: Node, pairs: Expr, classes: int) -> Expr:
 
 
 def _svm_result(node: Node, votes: Expr, scores: Expr, proba: bool, positive: bool) -> Result:
-    """Return labels and scores; with two classes and one score, the first class gets its
-    negative.
-    """
+    """Emit labels and scores; with two classes and one score, the first class gets its negative."""
     labels = class_labels(node)
     count = node.typed(scores).shape[1]
     width = int(getattr(count, "value", 0))
@@ -297,8 +300,8 @@ def _svm_result(node: Node, votes: Expr, scores: Expr, proba: bool, positive: bo
 
 
 def _numbers(node: Node, name: str, dtype: type) -> Array | None:
-    """Return a list of floats as an array, or the tensor `*_as_tensor` that newer versions have
-    beside it; None where both are absent or empty.
+    """Return a list of floats, or its tensor form `*_as_tensor`; None where both are absent or
+    empty.
     """
     values = node.get_tensor(f"{name}_as_tensor")
     if values is None and node.has(name):
@@ -307,9 +310,11 @@ def _numbers(node: Node, name: str, dtype: type) -> Array | None:
 
 
 def _leaves(node: Node, data: Expr, tables: Tables) -> Expr:
+    """Emit the leaf of each row in each tree, int64 [n, trees]."""
     max_column, columns = int(tables.features.max(initial=0)), node.typed(data).shape[-1]
     if isinstance(columns, IntImm) and columns.value <= max_column:
         node.unsupported(f"a tree asks for the column {max_column} of {columns.value}")
+    # The kernel does not check feature indices: a smaller input would be read out of bounds.
     node.scope.require(binary(GT, columns, max_column))
     node_tables = (tables.roots, tables.features, tables.limits, tables.children, tables.missing)
     roots, features, limits, children, missing = map(const, node_tables)
@@ -328,7 +333,7 @@ class _Names:
         self._sorted = keys[self._order]
 
     def _keys(self, trees: Array, ids: Array) -> Array:
-        """Return one number for each pair; -1 for one that no node can have."""
+        """Return one integer key per (tree, node number); -1 for keys that no node can have."""
         tree = np.searchsorted(self._trees, trees)
         tree = np.minimum(tree, max(len(self._trees) - 1, 0))
         number = ids - self._low
@@ -337,7 +342,7 @@ class _Names:
         return np.where(is_there, tree * self._span + number, -1)
 
     def find(self, trees: Array, ids: Array) -> Array:
-        """Return the positions of nodes, of those with one name the last; -1 for none."""
+        """Return the positions of nodes by key, of duplicates the last; -1 for none."""
         keys = self._keys(trees, ids)
         at = np.searchsorted(self._sorted, keys, side="right") - 1
         is_there = (at >= 0) & (self._sorted[at] == keys) & (keys >= 0)
@@ -346,7 +351,7 @@ class _Names:
 
 @dataclass(frozen=True, slots=True)
 class _Forest:
-    """The trees of TreeEnsembleClassifier and TreeEnsembleRegressor."""
+    """The parsed trees of TreeEnsembleClassifier or TreeEnsembleRegressor."""
 
     tables: Tables
     names: _Names
@@ -363,6 +368,7 @@ _MODE_NAMES = {"LEAF": -1, **{f"BRANCH_{m}": n for n, m in enumerate(MODES)}}
 
 
 def _old_forest(node: Node, dtype: type) -> _Forest:
+    """Parse the trees of an ensemble before ai.onnx.ml 5."""
     trees, ids = node.int_array("nodes_treeids"), node.int_array("nodes_nodeids")
     modes = node.string_numbers("nodes_modes", _MODE_NAMES)
     features, values = node.int_array("nodes_featureids"), _numbers(node, "nodes_values", dtype)
@@ -380,9 +386,7 @@ def _old_forest(node: Node, dtype: type) -> _Forest:
     number = np.where(is_leaf, -1 - leaf, np.cumsum(~is_leaf) - 1)
 
     def target(side: Array) -> Array:
-        """Return the rows of the nodes on one side of all branches. Raises Unsupported for a name
-        that no node has.
-        """
+        """Return the row of each branch's target on one side."""
         target_ids = side[~is_leaf]
         at = names.find(trees[~is_leaf], target_ids)
         if (at < 0).any():
@@ -404,8 +408,8 @@ def _old_forest(node: Node, dtype: type) -> _Forest:
 def _leaf_weights(
     node: Node, prefix: str, trees: _Forest, columns: int, empty: float, dtype: type
 ) -> Array:
-    """Return what each leaf adds to each target: [leaves, columns]; targets that a leaf has no
-    weight for get `empty`.
+    """Return the weight that each leaf adds to each target, [leaves, columns]; `empty` where it has
+    none.
     """
     owners, ids = node.int_array(f"{prefix}_treeids"), node.int_array(f"{prefix}_nodeids")
     weights = _numbers(node, f"{prefix}_weights", dtype)
@@ -422,6 +426,7 @@ def _leaf_weights(
     rows = max(trees.leaves, 1)
     node.believed(f"{rows} leaves times the number of columns of '{prefix}_ids'", rows * columns)
     table: Array = np.zeros((rows, columns), dtype)
+    # A leaf may have several weights for one target: they add up, which plain indexing would lose.
     np.add.at(table, cells, weights[reached])
     if empty:
         has_weight = np.zeros(table.shape, np.bool_)
@@ -434,7 +439,7 @@ _EMPTY = {"SUM": 0.0, "AVERAGE": 0.0, "MIN": np.inf, "MAX": -np.inf}
 
 
 def _aggregated(node: Node, leaves: Expr, table: Array, how: str, trees: int) -> Expr:
-    """Aggregate the leaves of all trees: [n, columns]."""
+    """Emit the aggregate of the leaves of all trees, [n, columns]."""
     leaf_values = op.take(const(table), leaves, axis=0)
     if how in ("MIN", "MAX"):
         extremes = (op.min if how == "MIN" else op.max)(leaf_values, axis=1)
@@ -479,6 +484,7 @@ def _tree_classifier(node: Node) -> Result:
     base = _numbers(node, "base_values", dtype)
     if base is not None:
         scores = op.add(scores, const(base))
+    # Binary ensembles store the weights of one class alone.
     if len(used) == 1 and columns <= 2:
         scores = _two_classes(node, scores)
     scores = op.cast(post_transform(node, scores), "float32")
@@ -489,7 +495,7 @@ def _tree_classifier(node: Node) -> Result:
 
 
 def _two_classes(node: Node, scores: Expr) -> Expr:
-    """Return the scores of both classes, where the trees have that of one."""
+    """Emit the scores of both classes from that of one."""
     score = op.strided_slice(scores, [0], [1], axes=[1])
     plain = node.get_string("post_transform", "NONE") in ("NONE", "PROBIT")
     complement = op.subtract(_number(node, score, 1.0), score) if plain else op.negative(score)
@@ -497,7 +503,7 @@ def _two_classes(node: Node, scores: Expr) -> Expr:
 
 
 def _tree_ensemble(node: Node) -> Expr:
-    """Convert TreeEnsemble (ai.onnx.ml 5), which numbers nodes and leaves separately."""
+    """Convert TreeEnsemble (ai.onnx.ml 5), which numbers branches and leaves separately."""
     splits = node.get_tensor("nodes_splits")
     weights = node.get_tensor("leaf_weights")
     modes = node.get_tensor("nodes_modes")
@@ -524,9 +530,7 @@ def _tree_ensemble(node: Node) -> Expr:
 
 
 def _choice(node: Node, name: str, default: int, choices: Sequence[object]) -> str:
-    """Return the choice that the number of an attribute selects. Raises Unsupported out of
-    range.
-    """
+    """Return the enumerator that an integer attribute selects."""
     number = node.get_int(name, default)
     if not 0 <= number < len(choices):
         node.unsupported(f"attribute {name!r} must be in [0, {len(choices)}), got {number}")
@@ -538,6 +542,7 @@ MODE_OF_SUM = ("AVERAGE", "SUM", "MIN", "MAX")
 
 
 def _questions(node: Node, splits: Array, modes: Array) -> Questions:
+    """Return the branch nodes of TreeEnsemble."""
     kinds, features = modes.ravel().astype(np.int64), node.int_array("nodes_featureids")
     missing = node.int_array("nodes_missing_value_tracks_true")
     missing = missing if missing.size else np.zeros(len(features), np.int64)
@@ -553,8 +558,8 @@ def _questions(node: Node, splits: Array, modes: Array) -> Questions:
 
 
 def _values(modes: Array, splits: Array, members: Array | None) -> tuple[Array, Array]:
-    """Return the thresholds of all nodes, one after the other, and how many each has: its split, or
-    for MEMBER the next run of `members`, each terminated by NaN.
+    """Return the thresholds of all branches and the number of each: its split, or a NaN-terminated
+    run of `members`.
     """
     is_member, counts = modes == MEMBER, np.ones(len(modes), np.int64)
     if not is_member.any():

@@ -1,4 +1,4 @@
-"""Operators that move elements: transposes, concatenations, slices, gathers, padding.
+"""ONNX data movement: Transpose, Concat, Split, Slice, Gather, Pad, OneHot, DepthToSpace, CumSum.
 
 Each has up to three forms, by what is known at import. Bounds that are constants or expressions of
 dimensions become attributes, and the result's shape stays symbolic. Run-time bounds make a dyn.
@@ -51,13 +51,12 @@ def _concat(node: Node) -> Expr | Value:
 
 
 def _without(shape: Shape, axis: int) -> Shape:
+    """Return a shape without an axis."""
     return shape[:axis] + shape[axis + 1 :]
 
 
 def _split(node: Node) -> Expr | Value:
-    """Convert Split: by the attribute (to opset 12), by an input, or into equal parts. That sizes
-    add up to the axis is proved, or checked at run time.
-    """
+    """Convert Split: sizes from the attribute (to opset 12) or an input, or equal parts."""
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
     count = len(node.proto.output)
     if node.has("split"):
@@ -82,9 +81,7 @@ def _split(node: Node) -> Expr | Value:
 
 
 def _even_parts(node: Node, extent: PrimExpr) -> list[Dim]:
-    """Return the sizes of equal parts; since opset 18 (`num_outputs`) the last is smaller where the
-    axis does not divide.
-    """
+    """Return the sizes of equal parts; with `num_outputs` (opset 18) the last may be smaller."""
     outputs = len(node.proto.output)
     count = node.get_int("num_outputs", outputs)
     if count != outputs:
@@ -116,15 +113,11 @@ def _slice(node: Node) -> Expr | Value:
 
 
 def _slice_by_axes(node: Node, axes: Expr) -> Expr:
-    """Slice along run-time axes: the bounds of every axis are computed, and leave the other axes
-    whole.
-    """
+    """Emit a slice along run-time axes, with open bounds on the others."""
     rank = node.rank(0)
 
     def spread(index: int, fill: int) -> Expr:
-        """Return a vector with the bound of every axis: input `index` at its axes, `fill` at the
-        others.
-        """
+        """Emit the bound of every axis: input `index` at its axes, `fill` elsewhere."""
         bounds = const(np.full(rank, fill, np.int64))
         if node.optional(index) is None:
             return bounds
@@ -136,6 +129,7 @@ def _slice_by_axes(node: Node, axes: Expr) -> Expr:
 
 
 def _slice_by_data(node: Node) -> Expr:
+    """Convert Slice with run-time bounds."""
     if is_data(node, 3):
         return _slice_by_axes(node, axes_by_data(node, 3))
     first, last = _vector(node, 1), _vector(node, 2)
@@ -158,7 +152,7 @@ def _slice_by_data(node: Node) -> Expr:
 
 
 def _last_starts(node: Node, starts: Expr, steps: Expr, axes: Sequence[int]) -> Expr:
-    """Clamp run-time starts of backward slices like `_last_start`."""
+    """Emit run-time starts of backward slices clamped to the axis."""
     extents = op.take(op.shape_of(node.expr(0), "int64"), const(np.array(axes)), axis=0)
     # With negative steps ONNX clamps a start before the axis to its first element; NumPy does not.
     moved = op.maximum(starts, op.negative(extents))
@@ -166,9 +160,7 @@ def _last_starts(node: Node, starts: Expr, steps: Expr, axes: Sequence[int]) -> 
 
 
 def _vector(node: Node, index: int) -> Expr:
-    """Return an input as a vector. PyTorch's exporter writes a scalar for a vector of one
-    element.
-    """
+    """Return an input as a vector."""
     return node.expr(index) if node.rank(index) else op.reshape(node.expr(index), (1,))
 
 
@@ -179,6 +171,7 @@ def _sliced(
     axes: Sequence[int],
     steps: Sequence[int],
 ) -> Expr | Value:
+    """Emit a slice with static bounds; the input itself if everything is kept."""
     begins, stops = [_near(s) for s in starts], [_near(e) for e in ends]
     if (
         all(s == 1 for s in steps)
@@ -195,9 +188,7 @@ def _sliced(
 
 
 def _last_start(start: Dim, extent: PrimExpr) -> Dim:
-    """Clamp the start of a backward slice: ONNX moves a start from before the axis to its first
-    element, where NumPy returns nothing.
-    """
+    """Clamp the start of a backward slice to the first element, where NumPy returns nothing."""
     number = known(start)
     if number is None or number >= -1:
         return start
@@ -205,6 +196,7 @@ def _last_start(start: Dim, extent: PrimExpr) -> Dim:
 
 
 def _near(bound: Dim) -> Dim:
+    """Return a bound, opened to the end where it is beyond any extent."""
     number = known(bound)
     if number is None or abs(number) < _FAR:
         return bound
@@ -216,10 +208,12 @@ def _gather(node: Node) -> Expr:
     node's name, as in the specification and ONNX Runtime.
     """
     axis = node.axis(node.get_int("axis", 0), node.rank(0))
+    # ONNX allows negative indices; others out of range are an error at run time.
     return op.take(node.expr(0), node.expr(1), axis=axis, mode="raise")
 
 
 def _as(scalar: Expr, dtype: str) -> Expr:
+    """Cast an int64 scalar to another dtype."""
     return scalar if dtype == "int64" else op.cast(scalar, dtype)
 
 
@@ -247,7 +241,7 @@ def _pad(node: Node) -> Expr | Value:
 
 
 def _padded_by_data(node: Node, axes: Sequence[int], fill: Expr) -> Expr:
-    """Pad by run-time widths, which may be negative: they are numbers, not dimensions."""
+    """Emit padding by run-time widths, which may be negative."""
     rank = node.rank(0)
     zero, pads = const(np.zeros(2, np.int64)), op.cast(node.expr(1), "int64")
     # ONNX stores all begins, then all ends; Relay wants (begin, end) for each axis.
@@ -262,7 +256,7 @@ def _padded_by_data(node: Node, axes: Sequence[int], fill: Expr) -> Expr:
 
 
 def _padded_by_axes(node: Node, fill: Expr) -> Expr:
-    """Pad along run-time axes."""
+    """Emit padding along run-time axes."""
     pairs = op.transpose(op.reshape(op.cast(node.expr(1), "int64"), (2, -1)), axes=[1, 0])
     at = op.expand_dims(axes_by_data(node, 3), axis=0)
     widths = op.scatter_nd(const(np.zeros((node.rank(0), 2), np.int64)), at, pairs)
@@ -270,6 +264,7 @@ def _padded_by_axes(node: Node, fill: Expr) -> Expr:
 
 
 def _padded(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) -> Expr | Value:
+    """Emit padding by static widths; the input itself if all are 0."""
     if all(known(p) == 0 for p in pads):
         return node.value(0)
     widths: list[tuple[Dim, Dim]] = [(0, 0)] * node.rank(0)
@@ -279,8 +274,8 @@ def _padded(node: Node, pads: Sequence[Dim], axes: Sequence[int], fill: Expr) ->
 
 
 def _one_hot(node: Node) -> Expr:
-    """Convert OneHot: `values` are [off, on]; negative indices count from `depth`, which may be an
-    expression of dimensions. Indices that are floats are truncated.
+    """Convert OneHot: `values` are [off, on]; negative indices count from `depth`. Indices that are
+    floats are truncated.
     """
     (depth,) = node.dims(1, "depth", 1)
     values = node.value(2)
@@ -305,7 +300,7 @@ def _one_hot(node: Node) -> Expr:
 
 def _depth_to_space(node: Node) -> Expr:
     """Convert DepthToSpace: DCR orders channels as (row, column, channel), CRD as (channel, row,
-    column), which is PyTorch's pixel_shuffle.
+    column).
     """
     n, c, h, w = node.shape(0)
     size = node.get_int("blocksize")
@@ -334,17 +329,17 @@ def _space_to_depth(node: Node) -> Expr:
 
 
 def _cumulative(function: Callable[..., Expr]) -> Converter:
+    """Return a converter of CumSum or CumProd."""
+
     def along(node: Node, axis: int) -> Expr:
-        """Return the cumulative result along a known axis; `reverse` accumulates the
-        reversed data.
-        """
+        """Emit the cumulative result along a constant axis."""
         backwards, exclusive = bool(node.get_int("reverse", 0)), bool(node.get_int("exclusive", 0))
         data = op.reverse(node.expr(0), axis=axis) if backwards else node.expr(0)
         total = function(data, axis=axis, exclusive=exclusive)
         return op.reverse(total, axis=axis) if backwards else total
 
     def convert(node: Node) -> Expr | Value:
-        """Return the cumulative result; for a run-time axis a choice among all axes."""
+        """Convert the node; a run-time axis becomes a switch over all axes."""
         if is_data(node, 1):
             return along_any(node, 1, node.rank(0), partial(along, node))
         return along(node, node.axis(int(node.numbers(1, "axis").item()), node.rank(0)))

@@ -1,4 +1,4 @@
-"""Normalisation, softmax, dropout.
+"""ONNX normalisations, softmax and dropout.
 
 ONNX normalises in float32 where `stash_type` is 1, its only value here; the kernels of layer,
 instance and group normalisation accumulate so by themselves. The statistics of BatchNormalization
@@ -26,13 +26,14 @@ from ekiden.topi.dimensions import Shape, as_ints, equal, known, product, tidy
 
 
 def _learn_channels(node: Node) -> None:
-    """Constrain the vectors of parameters to the number of the data's channels."""
+    """Constrain parameter vectors to the data's number of channels."""
     if node.rank(0) > 1:
         for index in range(1, len(node.inputs)):
             node.learn(index, 0, node.shape(0)[1])
 
 
 def _batch_norm(node: Node) -> Expr:
+    """Convert BatchNormalization for inference."""
     if node.rank(0) == 1:  # a batch of one channel
         column = op.expand_dims(node.expr(0), axis=1)
         normalized = _batch_norm(node.with_inputs([node.value_of(column), *node.inputs[1:]]))
@@ -43,13 +44,13 @@ def _batch_norm(node: Node) -> Expr:
 
 
 def _epsilon(node: Node) -> float:
+    """Return the attribute `epsilon`, 1e-5 by default."""
     return node.get_float("epsilon", np.float32(1e-5))
 
 
 def _batch_norm_training(node: Node) -> Result:
-    """Convert BatchNormalization since opset 14, with attribute `training_mode`: normalise by the
-    batch's statistics, and move the running ones towards them. ONNX's momentum is the weight of
-    the old values.
+    """Convert BatchNormalization since opset 14; `training_mode` normalises by batch statistics and
+    updates the running ones. ONNX's momentum is the weight of the old values.
     """
     if not node.get_int("training_mode", 0):
         return _batch_norm(node)
@@ -58,6 +59,7 @@ def _batch_norm_training(node: Node) -> Result:
     axes = [0, *range(2, node.rank(0))]
     news = op.mean(data, axis=axes), op.variance(data, axis=axes)
     normalised = formulas.batch_norm(data, scale, bias, *news, _epsilon(node))
+    # ONNX's momentum weighs the old statistics, running_average's share the new ones.
     share = 1 - node.get_float("momentum", np.float32(0.9))
     pairs = zip(running, news, strict=True)
     return [
@@ -67,24 +69,26 @@ def _batch_norm_training(node: Node) -> Result:
 
 
 def _layer_norm(node: Node) -> Result:
+    """Convert LayerNormalization, with mean and inverse deviation as further outputs."""
     shape = node.shape(0)
     axis = node.axis(node.get_int("axis", -1), len(shape))
     epsilon = _epsilon(node)
     outputs: list[Expr | Value | None] = [_normalized(node, shape, axis, epsilon)]
     if node.wants(1) or node.wants(2):
         axes = list(range(axis, len(shape)))
+        # Mean and inverse deviation are outputs for training graphs.
         outputs += formulas.statistics(node.expr(0), node.dtype(0), axes, epsilon)
     return outputs
 
 
 def _normalized(node: Node, shape: Shape, axis: int, epsilon: float) -> Expr:
-    """Return nn.layer_norm over the last axis; several axes are joined into one for it. A scale or
-    bias that also differs along the other axes is applied after it, before the result is
-    rounded.
+    """Emit nn.layer_norm over the axes from `axis` on, flattened to one. A scale or bias that also
+    differs along the other axes is applied after it, before the result is rounded.
     """
     sides = [v for v in map(node.optional, (1, 2)) if v is not None]
     if any(_is_along(v.type.shape, len(shape) - axis) for v in sides):
         kind = node.dtype(0)
+        # Scale and bias are applied before the result is rounded to 16 bits.
         wide = formulas.wide_dtype(kind)
         data = node.value_of(op.cast(node.expr(0), wide)) if wide != kind else node.value(0)
         normalized = _normalized(node.with_inputs([data]), shape, axis, epsilon)
@@ -102,7 +106,7 @@ def _is_along(shape: Shape, count: int) -> bool:
 
 
 def spread(node: Node, index: int, shape: Shape) -> Expr:
-    """Return an input that broadcasts to a shape by ONNX's unidirectional broadcasting.
+    """Return an input after constraining it to broadcast to a shape (unidirectional broadcasting).
 
     Raises Unsupported for one that has more axes, or an extent that differs and is not 1.
     """
@@ -116,7 +120,7 @@ def spread(node: Node, index: int, shape: Shape) -> Expr:
 
 
 def _full(node: Node, index: int, shape: Shape, fill: float) -> Expr:
-    """Return scale or bias with all normalised axes; `fill` where it is absent."""
+    """Emit scale or bias in the shape of the normalised axes; `fill` where it is absent."""
     value = node.optional(index)
     if value is None:
         # The scale's extents may be known where the data's are not; one of 1 is spread.
@@ -146,9 +150,7 @@ def _instance_norm(node: Node) -> Expr:
 
 
 def _group_norm_by_groups(node: Node) -> Expr:
-    """Convert GroupNormalization of opset < 21: each group, not each channel, has a scale and a
-    bias.
-    """
+    """Convert GroupNormalization before opset 21, whose scale and bias are per group."""
     channels, groups = node.shape(0)[1], node.get_int("num_groups")
     for index in (1, 2):
         node.learn(index, 0, groups)
@@ -181,13 +183,14 @@ def _lrn(node: Node) -> Expr:
 
 
 def _softmax(function: Callable[..., Expr]) -> Converter:
+    """Return a converter of a softmax operator along `axis`."""
     return lambda node: function(
         node.expr(0), axis=node.axis(node.get_int("axis", -1), node.rank(0))
     )
 
 
 def _hardmax(node: Node) -> Expr:
-    """Return 1 at the first largest element along an axis, 0 elsewhere."""
+    """Convert Hardmax: 1 at the first largest element of an axis, 0 elsewhere."""
     axis = node.axis(node.get_int("axis", -1), node.rank(0))
     dtype, extent = node.dtype(0), node.shape(0)[axis]
     if known(extent) == 0:  # of nothing there is no largest, and no element to say it of
@@ -199,9 +202,7 @@ def _hardmax(node: Node) -> Expr:
 
 
 def _hardmax_of_any(node: Node, axis: int) -> Expr:
-    """Return the same along an axis of symbolic extent, which may be 0: argmax has no position
-    then.
-    """
+    """Emit Hardmax along an axis of symbolic extent."""
     data, extent = node.expr(0), node.shape(0)[axis]
     at = op.arange(0, extent, 1, "int64")
     at = op.reshape(at, [extent if i == axis else 1 for i in range(node.rank(0))], allowzero=True)
@@ -214,12 +215,10 @@ def _hardmax_of_any(node: Node, axis: int) -> Expr:
 
 
 def _flat(convert: Converter) -> Converter:
-    """Return a converter for opset < 13, in which all axes from `axis` on are one."""
+    """Return a converter for opset < 13, which treats all axes from `axis` on as one."""
 
     def flat(node: Node) -> Result:
-        """Convert the node on [..., all axes from `axis` on] and reshape its result back. Trailing
-        axes of extent 1 need neither.
-        """
+        """Convert the node on flattened data and restore the shape."""
         shape = node.shape(0)
         axis = node.axis(node.get_int("axis", 1), len(shape))
         if all(known(d) == 1 for d in shape[axis + 1 :]):
@@ -237,6 +236,7 @@ def _flat(convert: Converter) -> Converter:
 
 
 def _dropout(node: Node) -> Result:
+    """Convert Dropout; without training mode it is the identity."""
     training = node.optional(2)
     if training is None or (training.array is not None and not training.array.any()):
         mask = op.full(const(True), node.shape(0), dtype="bool") if node.wants(1) else None
@@ -250,8 +250,8 @@ def _dropout(node: Node) -> Result:
 
 
 def _random_dropout(node: Node) -> tuple[Expr, Expr]:
-    """Return the data with elements dropped at random and the others scaled by 1 / (1 - ratio), and
-    the mask of the latter.
+    """Emit the data with random elements dropped and the rest scaled by 1 / (1 - ratio), and the
+    mask.
     """
     kind = node.dtype(0)
     ratio: Expr = const(0.5, kind)
@@ -273,9 +273,8 @@ def _lp_normalization(node: Node) -> Expr:
 
 
 def _rms_norm(node: Node) -> Expr:
-    """Convert RMSNormalization: x / sqrt(mean(x^2) + epsilon) in float32 (`stash_type` 1), rounded
-    to the dtype of the data, then times the scale. The square of a float16 above 255 would
-    overflow.
+    """Convert RMSNormalization: x / sqrt(mean(x^2) + epsilon) in float32, rounded, times the scale.
+    The square of a float16 above 255 would overflow.
     """
     kind, rank = node.dtype(0), node.rank(0)
     wide = kind if kind == "float64" else "float32"
@@ -283,6 +282,7 @@ def _rms_norm(node: Node) -> Expr:
     axes = list(range(node.axis(node.get_int("axis", -1), rank), rank))
     mean = op.mean(op.multiply(data, data), axis=axes, keepdims=True)
     scaled = op.multiply(data, op.rsqrt(op.add(mean, const(_epsilon(node), wide))))
+    # ONNX rounds before the scale (RMSNormalization 23), unlike com.microsoft's form.
     rounded = scaled if kind == wide else op.cast(scaled, kind)
     return op.multiply(rounded, spread(node, 1, node.shape(0)))
 
@@ -293,9 +293,7 @@ def _mean_variance(node: Node) -> Expr:
 
 
 def _mean_variance_normalized(node: Node, axes: Sequence[int], by_variance: bool = True) -> Expr:
-    """Return the first input less its mean over axes, divided by the standard deviation if
-    `by_variance`.
-    """
+    """Emit input 0 minus its mean, divided by the standard deviation if `by_variance`."""
     data = node.expr(0)
     centred = op.subtract(data, op.mean(data, axis=list(axes), keepdims=True))
     if not by_variance:
@@ -306,7 +304,7 @@ def _mean_variance_normalized(node: Node, axes: Sequence[int], by_variance: bool
 
 
 def _mean_variance_by_channels(node: Node) -> Expr:
-    """Convert MeanVarianceNormalization of opset 1: over each channel, or over everything."""
+    """Convert MeanVarianceNormalization of opset 1, over each channel or over everything."""
     axes = [0, *range(2, node.rank(0))]
     if node.get_int("across_channels", 0):
         axes = [1, *axes]

@@ -1,4 +1,4 @@
-"""Gathers and scatters at run-time positions, and sorting.
+"""ONNX gathers, scatters and sorting at run-time positions.
 
 Coordinates are along the last axis in ONNX and along the first in Relay. With reduction "none" a
 position that is written twice has either value, as the specification leaves it open; other
@@ -32,7 +32,7 @@ def _scatter_elements(node: Node) -> Expr:
 
 
 def _coordinates(node: Node, batch: int) -> Expr:
-    """Return input 1, which has coordinates along its last axis, with that axis first."""
+    """Emit input 1 with its last axis, the coordinates, first."""
     last = node.rank(1) - 1
     return op.transpose(node.expr(1), axes=[last, *range(last)])
 
@@ -48,6 +48,7 @@ def _scatter_nd(node: Node) -> Expr:
         node.scope.same(node.shape(1)[-1:], (as_dim(count),))
     if known(node.shape(1)[-1]) != 0:
         return op.scatter_nd(node.expr(0), _coordinates(node, 0), node.expr(2), mode=mode)
+    # No coordinates: every update replaces the whole tensor, as row 0 of a batch of one.
     rows = op.expand_dims(node.expr(0), axis=0)
     first = op.full(const(0, "int64"), (1, *node.shape(1)[:-1]), dtype="int64")
     return op.squeeze(op.scatter_nd(rows, first, node.expr(2), mode=mode), axis=[0])
@@ -62,8 +63,8 @@ def _gather_nd(node: Node) -> Expr:
 
 
 def _tensor_scatter(node: Node) -> Expr:
-    """Convert TensorScatter: write an update into a cache from a position on, for each batch;
-    "circular" wraps around.
+    """Convert TensorScatter: write an update into a cache at each batch's position; "circular"
+    wraps around.
 
     Every element of the result gathers from its source, so nothing is written twice.
     """
@@ -87,6 +88,7 @@ def _tensor_scatter(node: Node) -> Expr:
 
 
 def _int64(node: Node, dim: PrimExpr) -> Expr:
+    """Emit a dimension as an int64 scalar."""
     number = known(dim)
     return node.scope.scalar(dim) if number is None else const(number, "int64")
 
@@ -98,6 +100,7 @@ def _top_k(node: Node) -> list[Expr]:
     number = known(count)
     if number is not None and number < 0:
         node.unsupported(f"'K' must not be negative, got {number}")
+    # The kernel selects at least one element.
     if number == 0:
         none = op.strided_slice(node.expr(0), begin=[0], end=[0], axes=[axis])
         return [none, op.cast(none, "int64")]
@@ -122,27 +125,29 @@ def _reverse_sequence(node: Node) -> Expr:
 
 
 def _non_zero(node: Node) -> Expr:
-    """Return the coordinates of nonzero elements, one column each: int64 [rank, count]."""
+    """Convert NonZero: int64 [rank, count], one column per nonzero element."""
     coordinates = op.argwhere(node.expr(0)) if node.rank(0) else _zero_dimensional(node)
     return op.transpose(op.cast(coordinates, "int64"), axes=[1, 0])
 
 
 def _zero_dimensional(node: Node) -> Expr:
+    """Emit argwhere of a scalar as of a vector of one element."""
     return op.argwhere(op.reshape(node.expr(0), (1,)))
 
 
 def _compress(node: Node) -> Expr:
-    """Return the slices along an axis (of the flattened tensor without one) where a condition
+    """Convert Compress: slices along an axis, or elements of the flat tensor, where a condition
     holds.
     """
     data = node.expr(0) if node.has("axis") else op.reshape(node.expr(0), (-1,))
     axis = node.axis(node.get_int("axis", 0), node.rank(0)) if node.has("axis") else 0
+    # The condition may be shorter than the axis: slices beyond its end are dropped.
     where = op.squeeze(op.argwhere(node.expr(1)), axis=[1])
     return op.take(data, op.cast(where, "int64"), axis=axis, mode="raise")
 
 
 def _unique(node: Node) -> list[Expr]:
-    """Return the distinct elements, their first positions, the inverse indices and the counts."""
+    """Convert Unique: distinct elements, first positions, inverse indices and counts."""
     is_sliced = node.has("axis") and node.rank(0) > 1
     axis = node.axis(node.get_int("axis", 0), node.rank(0)) if is_sliced else 0
     flat = _slice_ranks(node, axis) if is_sliced else op.reshape(node.expr(0), (-1,))
@@ -151,6 +156,7 @@ def _unique(node: Node) -> list[Expr]:
 
     # The operator returns arrays as long as the input; `number` is how much of them is valid.
     def cut(padded: Expr) -> Expr:
+        """Emit the valid part of a padded result."""
         return op.strided_slice(padded, const(np.array([0])), op.cast(number, "int64"), axes=[0])
 
     wide = [op.cast(e, "int64") for e in (cut(first), which, cut(counts))]
@@ -161,7 +167,7 @@ def _unique(node: Node) -> list[Expr]:
 
 
 def _slice_ranks(node: Node, axis: int) -> Expr:
-    """Return the lexicographic rank of each slice along an axis."""
+    """Emit the lexicographic rank of each slice along an axis."""
     order = [axis, *(i for i in range(node.rank(0)) if i != axis)]
     shape = node.shape(0)
     row_size = product(tuple(shape[i] for i in order[1:]))
@@ -173,7 +179,7 @@ def _slice_ranks(node: Node, axis: int) -> Expr:
 
 
 def _max_unpool(node: Node) -> Expr:
-    """Scatter every element to its flat position in an image of zeros.
+    """Convert MaxUnpool: scatter each element to its flat position in an image of zeros.
 
     Positions are those of the unpadded image that the pooling saw; a given shape may be larger.
     """

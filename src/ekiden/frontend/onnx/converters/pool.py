@@ -1,4 +1,4 @@
-"""Pooling over one to three axes.
+"""ONNX pooling over one to three spatial axes.
 
 auto_pad SAME_UPPER and SAME_LOWER make ceil(extent / stride) windows, with the odd row of padding
 at the end or at the beginning; for symbolic extents the padding is an expression, and the data are
@@ -22,12 +22,13 @@ from ekiden.topi.dimensions import Dim, Shape, known, product, window_extent_cei
 
 
 def _window(node: Node) -> Window:
+    """Return the pooling window of a node."""
     check_rank(node)
     return read_window(node, node.get_ints("kernel_shape"))
 
 
 def _with_places(node: Node) -> Result:
-    """Convert MaxPool, with the flat position of each maximum in the data as second output."""
+    """Convert MaxPool; output 1 holds the flat index of each maximum."""
     maxima = max_pool(node)
     if not node.wants(1):
         return maxima
@@ -35,7 +36,7 @@ def _with_places(node: Node) -> Result:
 
 
 def _places(node: Node, window: Window, counts: Shape) -> Expr:
-    """Return the flat positions of maxima; `counts` are the numbers of windows along each axis."""
+    """Emit the flat indices of maxima in the data; `counts` are the output extents."""
     extents, rank = node.shape(0)[2:], len(counts)
     axis_positions = shared.max_positions(node, node.expr(0), window, counts)
     # storage_order 1 is column-major: the axes of an image are flattened in reverse.
@@ -47,11 +48,12 @@ def _places(node: Node, window: Window, counts: Shape) -> Expr:
 
 
 def _is_rounded_up(node: Node) -> bool:
+    """Return the attribute `ceil_mode`."""
     return bool(node.get_int("ceil_mode", 0))
 
 
 def _lp_pool(node: Node) -> Expr:
-    """Return the p-norm of each window, computed from the mean of the powers."""
+    """Convert LpPool: the p-norm of each window, from the mean of the powers."""
     window, power, kind = _window(node), _power(node), node.dtype(0)
     raised: Expr = op.power(op.abs(node.expr(0)), const(power, kind))
     if _is_rounded_up(node):
@@ -65,7 +67,7 @@ def _lp_pool(node: Node) -> Expr:
 
 
 def _power(node: Node) -> int:
-    """Return the exponent of a norm."""
+    """Return the exponent `p` of a norm."""
     power = node.get_int("p", 2)
     if power < 1:
         node.unsupported(f"attribute 'p' must be at least 1, got {power}")
@@ -80,7 +82,7 @@ def _global_lp_pool(node: Node) -> Expr:
 
 
 def max_pool(node: Node) -> Expr:
-    """Return the maxima of MaxPool, without their positions."""
+    """Emit the maxima of MaxPool without their indices."""
     return shared.max_pool(node, node.expr(0), _window(node), ceil_mode=_is_rounded_up(node))
 
 
@@ -93,22 +95,19 @@ def average_pool(node: Node) -> Expr:
 
 
 def average_of_whole_windows(node: Node) -> Expr:
-    """Convert QLinearAveragePool, which differs from AveragePool with ceil_mode and
-    count_include_pad: a window that reaches beyond the padding is divided by its whole size too.
-    """
+    """Convert QLinearAveragePool, which divides windows beyond the padding by their full size."""
     if not (_is_rounded_up(node) and node.get_int("count_include_pad", 0)):
         return average_pool(node)
     return _of_whole_windows(node, node.expr(0))
 
 
 def _of_whole_windows(node: Node, data: Expr) -> Expr:
-    """Return means of `data`, which has the extents of the first input, with ceil_mode: positions
-    beyond the padding are 0 and counted.
-    """
+    """Emit window means with ceil_mode, where positions beyond the padding count as 0."""
     window, extents = _window(node), node.shape(0)[2:]
     before, after = _known(node, window.before), _known(node, window.after)
     sizes = zip(window.kernel, window.strides, before, after, window.dilations, strict=True)
     counts = [window_extent_ceil(e, *size) for e, size in zip(extents, sizes, strict=True)]
+    # The padding is extended until the last window of ceil_mode fits.
     rounded_window = window.reaching(extents, counts)
     wide = padded(node, data, rounded_window, 0)
     means = shared.pool("avg", wide, rounded_window.unpadded(), count_include_pad=True)
@@ -117,7 +116,7 @@ def _of_whole_windows(node: Node, data: Expr) -> Expr:
 
 
 def _known(node: Node, padding: Sequence[Dim]) -> list[int]:
-    """Return padding that is constant. Raises Unsupported for symbolic padding."""
+    """Return padding as integers; raise Unsupported where it is symbolic."""
     constants = [known(p) for p in padding]
     if None in constants:
         node.unsupported("'auto_pad' of symbolic sizes with 'ceil_mode' and borders that count")
@@ -127,10 +126,10 @@ def _known(node: Node, padding: Sequence[Dim]) -> list[int]:
 def _global(
     images: Callable[[Expr], Expr], reduction: Callable[..., Expr]
 ) -> Callable[[Node], Expr]:
+    """Return a converter of a global pooling operator."""
+
     def convert(node: Node) -> Expr:
-        """Pool images of rank 4 by the operator with layout-specific kernels, other ranks by a
-        reduction.
-        """
+        """Emit the layout-specific operator for rank 4, a reduction for other ranks."""
         if node.rank(0) == 4:
             return images(node.expr(0))
         return reduction(node.expr(0), axis=list(range(2, node.rank(0))), keepdims=True)

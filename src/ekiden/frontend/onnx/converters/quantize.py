@@ -1,5 +1,5 @@
-"""Quantised operators: integers (or small floats) that represent real numbers by a scale and a zero
-point, per tensor, per axis, or per block of an axis.
+"""ONNX quantisation: QuantizeLinear, DequantizeLinear, and integer products with scales per tensor,
+axis or block.
 
     quantize    q = clip(round(x / s) + z, limits of the dtype)  halves to even
     dequantize  x = (q - z) s                                    in float32, then the scale's dtype
@@ -37,15 +37,13 @@ from ekiden.topi.dimensions import known
 
 
 def limits(dtype: str) -> tuple[int, int]:
-    """Return the smallest and the largest integer of a dtype."""
+    """Return the smallest and largest integer of a dtype."""
     half = 1 << (SCALAR_BITS[dtype] - 1)
     return (0, 2 * half - 1) if is_unsigned(dtype) else (-half, half - 1)
 
 
 def _check_length(node: Node, value: Value, extent: PrimExpr) -> None:
-    """Note that a scale or zero point has an element for each of an axis of `extent`: where the
-    axis has one alone, the data would be broadcast instead.
-    """
+    """Constrain a scale or zero point of an axis to the axis's extent."""
     length = value.type.shape[0]
     numbers = known(length), known(extent)
     if None not in numbers and numbers[0] != numbers[1]:
@@ -55,7 +53,7 @@ def _check_length(node: Node, value: Value, extent: PrimExpr) -> None:
 
 
 def _spread(node: Node, value: Value) -> Expr:
-    """Return a scale or zero point in a shape that broadcasts over the first input."""
+    """Emit a scale or zero point in a shape that broadcasts with input 0."""
     shape, parameter = value.type.shape, node.scope.expr(value)
     if not shape or (len(shape) == 1 and known(shape[0]) == 1):
         return op.reshape(parameter, ()) if shape else parameter
@@ -76,7 +74,7 @@ def _spread(node: Node, value: Value) -> Expr:
 
 
 def _target(node: Node) -> str:
-    """Return the dtype to quantise to: that of the zero point, or `output_dtype`, or uint8."""
+    """Return the quantised dtype: the zero point's, `output_dtype`, or uint8."""
     zero = node.optional(2)
     if zero is not None:
         return zero.type.dtype
@@ -85,7 +83,7 @@ def _target(node: Node) -> str:
 
 
 def quantize(node: Node) -> Expr:
-    """Convert QuantizeLinear: data, scale, zero point."""
+    """Convert QuantizeLinear."""
     dtype = _target(node)
     stated = node.get_int("precision", 0)
     wide = from_onnx_dtype(stated) if stated else node.dtype(1)
@@ -96,6 +94,7 @@ def quantize(node: Node) -> Expr:
     if dtype in SMALL_FLOATS:
         return _narrowed(node, scaled, dtype)
     zero = node.optional(2)
+    # Half to even, as ONNX QuantizeLinear says.
     rounded = op.round(scaled)
     if zero is not None:
         rounded = op.add(rounded, op.cast(_spread(node, zero), wide))
@@ -103,11 +102,12 @@ def quantize(node: Node) -> Expr:
 
 
 def _narrowed(node: Node, scaled: Expr, dtype: str) -> Expr:
+    """Emit a cast to a small float, saturating by default."""
     return saturated(node, scaled, dtype) if node.get_int("saturate", 1) else op.cast(scaled, dtype)
 
 
 def dequantize(node: Node) -> Expr:
-    """Convert DequantizeLinear: data, scale, zero point."""
+    """Convert DequantizeLinear."""
     scale = _spread(node, node.value(1))
     stated = node.get_int("output_dtype", 0)
     dtype = from_onnx_dtype(stated) if stated else node.dtype(1)
@@ -126,17 +126,14 @@ def dequantize(node: Node) -> Expr:
 
 
 def _check_point(node: Node, index: int, extent: PrimExpr) -> None:
-    """Note that a zero point that is there, and is more than one number, has one for each of an
-    axis."""
+    """Constrain a per-axis zero point to the axis's extent."""
     point = node.peek(index)
     if point is not None and len(point.type.shape) == 1 and known(point.type.shape[0]) != 1:
         _check_length(node, point, extent)
 
 
 def _shifted(node: Node, data: int, zero: int, rows: bool = False) -> Expr:
-    """Return an input as int32 with its zero point subtracted. A vector of zero points has one for
-    each row (`rows`), or column, of a matrix.
-    """
+    """Emit an input as int32 minus its zero point."""
     wide = op.cast(node.expr(data), "int32")
     point = node.optional(zero)
     if point is None:
@@ -151,9 +148,7 @@ def _shifted(node: Node, data: int, zero: int, rows: bool = False) -> Expr:
 
 
 def _kernel(node: Node, data: int, zero: int) -> Expr:
-    """Return a convolution's weight as int32 with its zero points, one for each output channel,
-    subtracted.
-    """
+    """Emit a convolution weight as int32 minus its zero point per output channel."""
     wide = op.cast(node.expr(data), "int32")
     point = node.optional(zero)
     if point is None:
@@ -165,12 +160,12 @@ def _kernel(node: Node, data: int, zero: int) -> Expr:
 
 
 def _inner(node: Node, inputs: list[Value | None], convert: Callable[[Node], Expr]) -> Expr:
-    """Apply a converter to other inputs, with the attributes of this node."""
+    """Apply a converter to other inputs of this node."""
     return convert(node.with_inputs(inputs))
 
 
 def integer_product(node: Node) -> Expr:
-    """Convert MatMulInteger: inputs 2 and 3 are the zero points of 0 and 1."""
+    """Convert MatMulInteger; inputs 2 and 3 are zero points."""
     for index, axis in ((0, -2), (1, -1)):
         if node.rank(index) >= -axis:
             _check_point(node, index + 2, node.shape(index)[axis])
@@ -192,7 +187,7 @@ def integer_product(node: Node) -> Expr:
 
 
 def _integer_conv(node: Node, inputs: Sequence[int], bias: Value | None = None) -> Expr:
-    """Return the int32 convolution of inputs (data, weight, their zero points)."""
+    """Emit the int32 convolution of inputs (data, weight, their zero points)."""
     data, weight, point, kernel_point = inputs
     _check_point(node, kernel_point, node.shape(weight)[0])
     sides = [
@@ -211,7 +206,7 @@ def _conv_integer(node: Node) -> Expr:
 
 
 def _requantized(node: Node, total: Expr, factor: Expr, zero: int) -> Expr:
-    """Return round(total * factor) + zero point, saturated, in the zero point's dtype."""
+    """Emit round(total * factor) + zero point, saturated to the zero point's dtype."""
     dtype = node.dtype(zero)
     rounded = op.round(op.multiply(op.cast(total, "float32"), factor))
     shifted = op.add(rounded, op.cast(op.reshape(node.expr(zero), ()), "float32"))
@@ -221,6 +216,7 @@ def _requantized(node: Node, total: Expr, factor: Expr, zero: int) -> Expr:
 def _factor(
     node: Node, left_scale: int, right_scale: int, result_scale: int, spread: Callable[[int], Expr]
 ) -> Expr:
+    """Emit the requantisation factor: left scale * right scale / result scale."""
     a, b, c = (op.cast(spread(i), "float32") for i in (left_scale, right_scale, result_scale))
     return op.divide(op.multiply(a, b), c)
 
@@ -235,9 +231,7 @@ def _q_linear_mat_mul(node: Node) -> Expr:
     total = integer_product(node.with_inputs(sides))
 
     def spread(index: int) -> Expr:
-        """Return a scale or zero point that broadcasts with the product: one for each row of the
-        left matrix, or each column of the right one.
-        """
+        """Emit a scale or zero point that broadcasts with the product."""
         shape = node.shape(index)
         if not shape or known(shape[0]) == 1:
             return scalar_input(node, index)
@@ -254,9 +248,7 @@ def quantized_conv(node: Node) -> Expr:
     total = _integer_conv(node, (0, 3, 2, 5), node.optional(8))
 
     def spread(index: int) -> Expr:
-        """Return a scale or zero point of the output channels, with an axis of 1 for each of the
-        window.
-        """
+        """Emit a scale or zero point per output channel, with unit axes for the window."""
         shape = node.shape(index)
         if not shape or known(shape[0]) == 1:
             return scalar_input(node, index)

@@ -1,5 +1,5 @@
-"""Random tensors, seeded by the attribute `seed`, or by the node's name where there is none: every
-run of a model draws the same numbers.
+"""ONNX random tensors, seeded by the attribute `seed` or the node's name, so that runs are
+reproducible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ekiden.topi.dimensions import Dim
 
 
 def generator(node: Node) -> Expr:
-    """Return the random generator of a node, seeded by its attribute or by its name."""
+    """Emit a node's random generator, seeded by its attribute or its name."""
     if node.has("seed"):
         # ONNX's seed is a float; its bit pattern keeps distinct seeds distinct.
         seed = struct.unpack("<I", struct.pack("<f", node.get_number("seed")))[0]
@@ -25,6 +25,7 @@ def generator(node: Node) -> Expr:
 
 
 def _dtype(node: Node, like: bool) -> str:
+    """Return the dtype to draw: the attribute's, input 0's, or float32."""
     stated = node.get_int("dtype", 0)
     if stated:
         return from_onnx_dtype(stated)
@@ -32,6 +33,7 @@ def _dtype(node: Node, like: bool) -> str:
 
 
 def _drawn(node: Node, shape: tuple[Dim, ...], dtype: str, normal: bool) -> Expr:
+    """Emit normal or uniform random numbers of a shape."""
     wide = dtype if dtype in ("float32", "float64") else "float32"
     if normal:
         mean, scale = node.get_float("mean", 0.0), node.get_float("scale", 1.0)
@@ -52,7 +54,7 @@ def _like(node: Node, normal: bool) -> Expr:
 
 
 def _multinomial(node: Node) -> Expr:
-    """Sample classes by unnormalised log-probabilities."""
+    """Convert Multinomial: sample classes by unnormalised log-probabilities."""
     weights = op.nn.softmax(op.cast(node.expr(0), "float32"), axis=-1)
     count = node.get_int("sample_size", 1)
     samples = TupleGetItem(op.random.multinomial(generator(node), weights, count), 1)

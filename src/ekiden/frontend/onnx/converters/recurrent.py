@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM, and com.microsoft's LSTM with int8 weights.
+"""ONNX RNN, GRU and LSTM, and com.microsoft's LSTM with int8 weights.
 
 ONNX orders gates i, o, f, c and z, r, h; Relay's layers take them as i, f, g, o and r, z, n. Each
 direction is a layer; the results of two are stacked along an axis of their own.
@@ -33,9 +33,7 @@ from ekiden.topi.dimensions import Shape, known
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of recurrent cell: the positions of our gates, and of our peepholes, in
-    ONNX's order.
-    """
+    """A kind of recurrent cell: where our gates and peepholes are in ONNX's order."""
 
     gates: tuple[int, ...]
     activations: tuple[str, ...]
@@ -67,9 +65,7 @@ DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, 
 
 
 def _rows(node: Node, value: Value, direction: int, order: Sequence[int]) -> Expr:
-    """Return the part of a direction [blocks * n, ...] with its gate blocks reordered; n is the
-    hidden size, which the weight's shape may not have as a constant.
-    """
+    """Emit one direction of a weight [blocks * n, ...] with its gate blocks reordered."""
     if value.array is not None:
         blocks_of_array = np.split(value.array[direction], len(order))
         return const(np.ascontiguousarray(np.concatenate([blocks_of_array[i] for i in order])))
@@ -81,17 +77,18 @@ def _rows(node: Node, value: Value, direction: int, order: Sequence[int]) -> Exp
         )
     if len(order) == 1:
         return direction_weight
+    # ONNX orders gates i, o, f, c (LSTM) and z, r, h (GRU); the kernels have another order.
     blocks = op.split(direction_weight, len(order), axis=0)
     return op.concatenate([TupleGetItem(blocks, i) for i in order], axis=0)
 
 
 def _direction(expr: Expr, direction: int) -> Expr:
-    """Return one direction of a tensor [directions, ...]."""
+    """Emit one direction of a tensor [directions, ...]."""
     return op.take(expr, const(np.int64(direction)), axis=0)
 
 
 def _biases(node: Node, kind: Kind, direction: int) -> tuple[Expr | None, Expr | None]:
-    """Return the biases of the inputs and of the states; None where they are absent."""
+    """Return the input bias and the state bias; None where they are absent."""
     value, count = node.optional(3), len(kind.gates)
     if value is None:
         return None, None
@@ -106,9 +103,7 @@ def _biases(node: Node, kind: Kind, direction: int) -> tuple[Expr | None, Expr |
 
 
 def _activations(node: Node, kind: Kind, directions: int) -> list[Options]:
-    """Return the activation options of each direction. `activation_alpha` and `activation_beta`
-    list values only for activations that need one.
-    """
+    """Return the activation options of each direction."""
     names = [n.lower() for n in node.get_strings("activations")]
     names = names or [n.lower() for n in kind.activations] * directions
     if unknown := [n for n in names if n not in ACTIVATIONS]:
@@ -138,10 +133,12 @@ def _activations(node: Node, kind: Kind, directions: int) -> list[Options]:
 
 
 def _lengths(node: Node) -> Expr | None:
+    """Return the sequence lengths as int32; None where they are absent."""
     return None if node.optional(4) is None else op.cast(node.expr(4), "int32")
 
 
 def _initial(node: Node, index: int, direction: int, batch_first: bool) -> Expr | None:
+    """Emit one direction's initial state; None where it is absent."""
     if node.optional(index) is None:
         return None
     # With layout 1 the initial states are [batch, directions, hidden].
@@ -150,9 +147,7 @@ def _initial(node: Node, index: int, direction: int, batch_first: bool) -> Expr 
 
 
 def _layers(node: Node, kind: Kind) -> tuple[bool, list[tuple[bool, Options]]]:
-    """Return whether the batch comes first, and for each direction (reversed, options common to all
-    cells).
-    """
+    """Return whether the batch comes first, and per direction (reversed, layer options)."""
     batch_first = node.get_int("layout", 0) == 1
     directions = DIRECTIONS.get(node.get_string("direction", "forward"))
     if directions is None:
@@ -172,9 +167,7 @@ def _layers(node: Node, kind: Kind) -> tuple[bool, list[tuple[bool, Options]]]:
 
 
 def _results(layers: Sequence[Sequence[Expr]], batch_first: bool) -> list[Expr]:
-    """Return Y [steps, directions, batch, hidden] and the last states [directions, batch,
-    hidden].
-    """
+    """Emit Y [steps, directions, batch, hidden] and the last states [directions, batch, hidden]."""
     every, *states = zip(*layers, strict=True)
     stacked = op.stack(every, axis=1)
     last = [op.stack(state, axis=0) for state in states]
@@ -185,18 +178,19 @@ def _results(layers: Sequence[Sequence[Expr]], batch_first: bool) -> list[Expr]:
 
 
 def _data(node: Node, batch_first: bool) -> Expr:
+    """Emit input 0 with the steps first."""
     return op.transpose(node.expr(0), (1, 0, 2)) if batch_first else node.expr(0)
 
 
 def _learn_batch(node: Node, axis: int) -> None:
-    """Constrain the initial states to the batch of the layer's input."""
+    """Constrain the initial states to the batch of the input."""
     for state in (5, 6):
         if node.optional(state) is not None and node.rank(state) == node.rank(0) == 3:
             node.scope.same(node.shape(0)[axis : axis + 1], node.shape(state)[axis : axis + 1])
 
 
 def _learn_hidden(node: Node, kind: Kind) -> None:
-    """Constrain the weights to `hidden_size` rows for each gate."""
+    """Constrain weights and biases to `hidden_size` rows per gate."""
     hidden, gates = node.get_int("hidden_size", 0), len(kind.gates)
     if hidden < 1:
         node.unsupported("attribute 'hidden_size' must be given, and at least 1")
@@ -236,8 +230,8 @@ def _recurrent(node: Node) -> list[Expr]:
 
 
 def _nothing(node: Node, shape: Shape, directions: int, batch_first: bool) -> list[Expr]:
-    """Return the zero results of a layer without steps or without a batch, which needs no kernels.
-    All inputs must have been checked before.
+    """Emit the zero results of a layer without steps or without a batch. All inputs must have been
+    checked before.
     """
     assert all(v is None or len(v.type.shape) for v in node.inputs), "checked before"
     steps, batch, _ = shape
@@ -251,9 +245,7 @@ def _nothing(node: Node, shape: Shape, directions: int, batch_first: bool) -> li
 
 
 def _with_no_steps(node: Node, data: Expr, outputs: Sequence[Expr]) -> list[Expr]:
-    """Replace the last states by 0 where a sequence has no steps, if the layer has initial
-    states.
-    """
+    """Emit last states that are 0 for sequences without steps, if the layer has initial states."""
     if node.optional(5) is None and node.optional(6) is None:
         return list(outputs)
     every, *states = outputs
@@ -281,16 +273,14 @@ def _lstm_options(node: Node, kind: Kind, direction: int, batch_first: bool) -> 
 
 
 def _bytes(node: Node, index: int, direction: int, order: Sequence[int]) -> Constant:
-    """Return a weight [directions, n, 4 * hidden] as [4 * hidden, n] in our gate order."""
+    """Return an int8 weight [directions, n, 4 * hidden] as [4 * hidden, n] in our gate order."""
     weight = node.numbers(index, "a weight")[direction].T
     gate_blocks = np.split(weight, len(order))
     return Constant(np.ascontiguousarray(np.concatenate([gate_blocks[i] for i in order])))
 
 
 def _scale(node: Node, index: int, direction: int, rows: int, order: Sequence[int]) -> Expr:
-    """Return scales [directions], or one for each row, as one for each row. Raises Unsupported for
-    nonzero zero points.
-    """
+    """Return per-tensor or per-row scales as one float32 per row, in our gate order."""
     scale: Array = node.numbers(index, "a scale")[direction]
     # Symmetric weights: the kernel has no correction term for a zero point.
     points = node.optional(index + 1)
@@ -314,6 +304,7 @@ def _dynamic_quantize_lstm(node: Node) -> list[Expr]:
         rows = weights[0].data.shape[0]
         scales = [_scale(node, i, direction, rows, kind.gates) for i in (8, 10)]
         first, second = _biases(node, kind, direction)
+        # An LSTM adds both biases to the same sum, so one vector does for both.
         options["bias"] = first if first is None or second is None else op.add(first, second)
         layer_outputs.append(qnn.dynamic_lstm(data, weights[0], weights[1], *scales, **options))
     return _results(layer_outputs, batch_first)

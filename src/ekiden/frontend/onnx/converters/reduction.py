@@ -1,4 +1,4 @@
-"""Reductions over axes.
+"""ONNX reductions over axes, which may be run-time inputs.
 
 For run-time axes, each axis is split in two, one that is kept and one that is reduced, one of which
 has extent 1. The data are reshaped so, and the reduced axes are then static:
@@ -28,9 +28,7 @@ Reduce = Callable[[Expr, tuple[int, ...], bool], Expr]
 
 
 def reduced_axes(node: Node) -> tuple[int, ...] | None:
-    """Return the reduced axes, from the attribute or the second input, counted from the front; None
-    for a node that reduces nothing.
-    """
+    """Return the reduced axes counted from the front; None for a node that reduces nothing."""
     rank = node.rank(0)
     if node.has("axes"):
         axes = node.get_ints("axes")
@@ -39,6 +37,7 @@ def reduced_axes(node: Node) -> tuple[int, ...] | None:
         axes = () if is_empty else node.axes(1)
     if axes:
         return tuple(node.axis(a, rank) for a in axes)
+    # Without axes ONNX reduces all of them, unless the attribute says none.
     return None if node.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
 
 
@@ -48,9 +47,7 @@ def _is_by_data(node: Node) -> bool:
 
 
 def _mask(node: Node) -> Expr:
-    """Return which axes are reduced at run time, as int64 (rank,) of 0 and 1; all where the list is
-    empty, unless `noop_with_empty_axes`.
-    """
+    """Emit which axes are reduced, int64 [rank] of 0 and 1."""
     rank = node.rank(0)
     axes = op.expand_dims(axes_by_data(node, 1), axis=0)
     among = op.equal(axes, const(np.arange(rank)[:, None]))
@@ -62,16 +59,14 @@ def _mask(node: Node) -> Expr:
 
 
 def _extents(node: Node, numbers: Expr) -> tuple[Dim, ...]:
-    """Return a vector of known length as dimensions, with symbolic names from here on."""
+    """Return a vector of known length as dimensions with new symbolic names."""
     extents = dims(node.scope, node.value_of(numbers))
     assert extents is not None, "a vector of known length"
     return extents
 
 
 def _left(node: Node, mask: Expr, extents: Expr) -> tuple[Dim, ...]:
-    """Return the extents of the axes that are not reduced, where the number of reduced axes is
-    known.
-    """
+    """Return the extents of the axes that remain, where their number is known."""
     count = known(node.shape(1)[0])
     if count is None:
         node.needs(1, "without 'keepdims' the number of 'axes' must be known")
@@ -87,7 +82,7 @@ def _left(node: Node, mask: Expr, extents: Expr) -> tuple[Dim, ...]:
 
 
 def _reduced_by_data(node: Node, function: Reduce, data: Expr) -> Expr:
-    """Reduce `data`, of the shape of the first input, over the run-time axes of the second."""
+    """Emit the reduction of `data` over run-time axes."""
     rank, mask = node.rank(0), node.given(_mask(node)).expr
     assert mask is not None
     extents, one = op.shape_of(node.expr(0), "int64"), const(np.ones(node.rank(0), np.int64))
@@ -109,14 +104,14 @@ def _reduce(
     finish: Callable[[Expr], Expr] | None = None,
     floats: bool = False,
 ) -> Converter:
-    """Return a converter of a reduction.
+    """Return a converter of a reduction with optional elementwise steps before and after.
 
     `prepare` is applied to each element before, `finish` to each result, also where no axis is
     reduced. floats: integers are computed in float64 throughout and truncated at the end.
     """
 
     def convert(node: Node) -> Expr | Value:
-        """Reduce the input; without axes to reduce, only prepare and finish each element."""
+        """Emit the reduction between its elementwise steps."""
         is_by_data = _is_by_data(node)
         axes = None if is_by_data else reduced_axes(node)
         if not is_by_data and axes is None and prepare is None and finish is None:
@@ -138,6 +133,7 @@ def _reduce(
 
 
 def _simple(function: Callable[..., Expr]) -> Reduce:
+    """Return a reduction operator as a function (data, axes, keepdims)."""
     return lambda data, axes, keepdims: function(data, axis=axes, keepdims=keepdims)
 
 
@@ -146,10 +142,9 @@ def _square(data: Expr) -> Expr:
 
 
 def _log_sum_exp(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
-    """Return max + log(sum(exp(x - max))), which cannot overflow. An infinite maximum is not
-    subtracted, as inf - inf is NaN: the sum is then 0 or inf, whose logarithms are -inf and inf.
-    """
+    """Emit max + log(sum(exp(x - max))), which cannot overflow."""
     largest = op.max(data, axis=axes, keepdims=True)
+    # inf - inf would be NaN: an infinite maximum is not subtracted.
     largest = op.where(op.isfinite(largest), largest, op.zeros_like(largest))
     total = op.add(
         largest, op.log(op.sum(op.exp(op.subtract(data, largest)), axis=axes, keepdims=True))
@@ -158,8 +153,12 @@ def _log_sum_exp(data: Expr, axes: tuple[int, ...], keepdims: bool) -> Expr:
 
 
 def _arg(function: Callable[..., Expr]) -> Converter:
+    """Return a converter of ArgMax or ArgMin."""
+
     def convert(node: Node) -> Expr:
-        """Return the position as int64; the first of equal ones without `select_last_index`."""
+        """Emit the int64 position of the extreme, of equal ones the first unless
+        `select_last_index`.
+        """
         axis = node.axis(node.get_int("axis", 0), node.rank(0))
         last = bool(node.get_int("select_last_index", 0))
         positions = function(

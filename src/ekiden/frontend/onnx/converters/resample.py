@@ -1,5 +1,5 @@
-"""Resizing along any axes by a weight matrix for each: what the image kernels do not cover (see
-resize). What is known of extents and scales is computed at import.
+"""General resampler of ONNX Resize: each axis by an index vector or a weight matrix. What is known
+of extents and scales is computed at import.
 
     y[i] = sum over taps t of k(t - p(i)) x[clamp(t)] / sum of k        p: source coordinate of i
 
@@ -38,8 +38,8 @@ MAX_INTERPRETED_ROWS = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """An axis that is resized: its extents and the scale that coordinates use, as float64 scalars.
-    What is known at import is a constant and is folded.
+    """An axis that is resized: its extents and coordinate scale as float64 scalars. What is known
+    at import is a constant and is folded.
     """
 
     node: Node
@@ -52,11 +52,11 @@ class _Axis:
 
     @property
     def sizes(self) -> tuple[Number, Number]:
-        """Return the extents of the data and of the result, as float64 scalars."""
+        """Return the extents of data and result as float64 scalars."""
         return number_of(self.node, self.size), number_of(self.node, self.extent)
 
     def is_kept(self) -> bool:
-        """Return whether the axis provably keeps its extent and its coordinates."""
+        """Return whether the axis provably keeps its extent and coordinates."""
         scale = self.scale
         one = isinstance(scale, Constant) and float(scale.data) == 1
         return one and equal(self.size, self.extent)
@@ -67,14 +67,14 @@ def _number(value: float) -> Constant:
 
 
 def number_of(node: Node, extent: PrimExpr) -> Number:
-    """Return an extent as a float64 scalar."""
+    """Emit an extent as a float64 scalar."""
     number = known(extent)
     return op.cast(node.scope.scalar(extent), "float64") if number is None else _number(number)
 
 
 def _places(axis: _Axis) -> Expr:
-    """Return the source coordinate of each result element of an axis, by
-    `coordinate_transformation_mode` (ONNX Resize).
+    """Emit the source coordinate of each result element by `coordinate_transformation_mode` (ONNX
+    Resize).
     """
     one, half = _number(1), _number(0.5)
     x = op.cast(op.arange(0, axis.extent, 1, "int64"), "float64")
@@ -108,9 +108,7 @@ def _places(axis: _Axis) -> Expr:
 
 
 def _region(node: Node, axis: int) -> tuple[Number, Number]:
-    """Return the part of an axis that is resized, as fractions (tf_crop_and_resize); all of it
-    where none is stated.
-    """
+    """Return the resized region of an axis as fractions (tf_crop_and_resize); (0, 1) by default."""
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
     if axis not in axes:
         return _number(0), _number(1)
@@ -120,6 +118,7 @@ def _region(node: Node, axis: int) -> tuple[Number, Number]:
 
 
 def _nearest(axis: _Axis, coordinates: Expr) -> Expr:
+    """Emit the nearest source index of each coordinate by `nearest_mode`."""
     match axis.rounding:
         case "simple":
             shrinks = op.less(axis.scale, _number(1))
@@ -136,17 +135,18 @@ def _nearest(axis: _Axis, coordinates: Expr) -> Expr:
 
 
 def _clipped(axis: _Axis, coordinates: Expr) -> Expr:
-    """Return coordinates as int64 positions of the data, clamped to its borders."""
+    """Emit coordinates as int64 positions, clamped to the axis."""
     last = axis.sizes[0] - _number(1)
     return op.cast(op.minimum(op.maximum(coordinates, _number(0)), last), "int64")
 
 
 def _linear(distance: Expr) -> Expr:
+    """Emit the linear interpolation weight of a distance."""
     return op.nn.relu(op.subtract(_number(1), op.abs(distance)))
 
 
 def _cubic(distance: Expr, a: float) -> Expr:
-    """Return the weights of cubic convolution (Keys 1981)."""
+    """Emit the weights of cubic convolution (Keys 1981)."""
     x = op.abs(distance)
     near = ((a + 2) * x - (a + 3)) * x * x + 1.0
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
@@ -155,8 +155,8 @@ def _cubic(distance: Expr, a: float) -> Expr:
 
 
 def _weights(axis: _Axis, coordinates: Expr) -> Expr:
-    """Return the interpolation weights [result, data]: weights of taps outside go to the border, or
-    are excluded.
+    """Emit the interpolation matrix [result, data]; taps outside go to the border or are
+    excluded.
     """
     node, one = axis.node, _number(1)
     cubic = node.get_string("mode", "nearest") == "cubic"
@@ -174,6 +174,7 @@ def _weights(axis: _Axis, coordinates: Expr) -> Expr:
     )
     if node.get_int("exclude_outside", 0):
         values = op.where(_is_outside(axis, taps), op.zeros_like(values), values)
+    # Normalised, because excluded taps and a stretched filter leave sums other than 1.
     values = values / op.sum(values, axis=[1], keepdims=True)
     rows = op.expand_dims(op.arange(0, axis.extent, 1, "int64"), axis=1)
     rows = op.broadcast_to(rows, (axis.extent, tidy(as_dim(reach) * 2)))
@@ -184,7 +185,8 @@ def _weights(axis: _Axis, coordinates: Expr) -> Expr:
 
 
 def as_dims(node: Node, numbers: Expr) -> tuple[Dim, ...]:
-    """Return a vector of sizes as dimensions: numbers where they are known."""
+    """Return a vector of sizes as dimensions, as integers where they are known."""
+    # Constant sizes are computed at import by the interpreter, so that extents stay static.
     if not free_vars(numbers):
         return tuple(int(n) for n in np.asarray(Interpreter().evaluate(numbers)))
     dimensions = dims(node.scope, node.value_of(numbers))
@@ -193,6 +195,7 @@ def as_dims(node: Node, numbers: Expr) -> tuple[Dim, ...]:
 
 
 def _is_outside(axis: _Axis, coordinates: Expr) -> Expr:
+    """Emit whether coordinates are outside of the axis."""
     last = axis.sizes[0] - _number(1)
     return op.logical_or(op.less(coordinates, _number(0)), op.greater(coordinates, last))
 
@@ -204,7 +207,7 @@ def resample(
     mode: str = "half_pixel",
     rounding: str = "round_prefer_floor",
 ) -> Expr:
-    """Resize the first input to these extents, axis by axis.
+    """Emit input 0 resized to the extents, axis by axis.
 
     Args:
         node: the node.
@@ -248,8 +251,8 @@ def resample(
 
 
 def folded_table(node: Node, table: Expr) -> Expr:
-    """Return the value of a table of positions or weights, unless it depends on run-time data, or
-    is so long that interpreting it would take minutes; then it is computed once at run time.
+    """Evaluate a table of positions or weights at import, unless it depends on run-time data or is
+    too long.
     """
     extents = [known(d) for d in node.typed(table).shape]
     is_short = all(d is not None and d <= MAX_INTERPRETED_ROWS for d in extents)
@@ -261,7 +264,7 @@ def folded_table(node: Node, table: Expr) -> Expr:
 
 
 def _applied(node: Node, data: Expr, matrix: Expr, axis: int) -> Expr:
-    """Multiply one axis by a matrix."""
+    """Emit the product of one axis with a matrix."""
     rank = len(node.typed(data).shape)
     order = [i for i in range(rank) if i != axis] + [axis]
     back = list(np.argsort(order))

@@ -1,4 +1,4 @@
-"""Operators that resize images: Upsample and Resize, by scales or to sizes.
+"""ONNX Upsample and Resize, by scales or to sizes.
 
 The image kernels resize rank 4 (or 3, as images of height 1; 5, as slices) over the spatial axes
 alone; `resample` does the others. Run-time scales give the result's extents symbolic names.
@@ -34,14 +34,12 @@ _METHODS = {
 
 
 def _upsample_attributes(node: Node) -> Expr | Value:
+    """Convert Upsample 7, whose scales are an attribute."""
     return _resized(node, node.get_floats("scales"), None, "asymmetric", SIMPLE)
 
 
 def _upsample(node: Node) -> Expr | Value:
-    """Convert Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric.
-    Nearest rounds down where an axis grows and up where it shrinks, as ONNX Runtime does for
-    these versions.
-    """
+    """Convert Upsample 9 and Resize 10: the scales are an input, coordinates are asymmetric."""
     if node.value(1).array is None:
         return _resized_by_data(node, 1, "asymmetric", SIMPLE)
     scales = _scales(node, 1)
@@ -51,13 +49,13 @@ def _upsample(node: Node) -> Expr | Value:
 
 
 def _scales(node: Node, index: int) -> tuple[float, ...]:
+    """Return the constant scales of an input."""
     return tuple(float(s) for s in node.numbers(index, "scales").ravel())
 
 
 def _resize(node: Node) -> Expr | Value:
-    """Convert Resize since opset 11: by scales, which the coordinates then use, or to sizes, whose
-    quotients are the scales. Empty scales count as absent, as older exporters wrote them beside
-    sizes.
+    """Convert Resize since opset 11, by scales or to sizes. Empty scales count as absent, as older
+    exporters wrote them beside sizes.
     """
     scales, sizes = node.optional(2), node.optional(3)
     has_scales = scales is not None and scales.type.shape != () and known(scales.type.shape[0]) != 0
@@ -75,9 +73,7 @@ def _resize(node: Node) -> Expr | Value:
 
 
 def _resized_by_data(node: Node, index: int, mode: str, rounding: str) -> Expr | Value:
-    """Resize by an input of run-time scales; the result's extents are computed from them and get
-    symbolic names.
-    """
+    """Emit a resize by run-time scales, whose extents get symbolic names."""
     axes = [node.axis(a, node.rank(0)) for a in node.get_ints("axes", tuple(range(node.rank(0))))]
     scales = op.reshape(op.cast(node.expr(index), "float32"), (len(axes),))
     extents = op.take(op.shape_of(node.expr(0), "int64"), const(np.array(axes)), axis=0)
@@ -100,7 +96,7 @@ def _resized_by_data(node: Node, index: int, mode: str, rounding: str) -> Expr |
 def _on_all_axes(
     node: Node, values: Sequence[Dim | float], fill: float | None
 ) -> Sequence[Dim | float]:
-    """Expand values for the axes in attribute `axes` to all axes."""
+    """Expand values of the axes in attribute `axes` to all axes."""
     axes = node.get_ints("axes", tuple(range(node.rank(0))))
     if len(values) != len(axes):
         node.unsupported(
@@ -120,8 +116,8 @@ def _resized(
     rounding: str,
     by: Sequence[Expr] | None = None,
 ) -> Expr | Value:
-    """Resize by scales or to sizes; `by` are run-time scales of the axes, a vector of one element
-    each, where the sizes follow from them.
+    """Emit a resize by scales or to sizes; `by` are run-time scales per axis, vectors of one
+    element.
     """
     shape = node.shape(0)
     factors = None if scales is None else [_factor(s) for s in scales]
@@ -151,12 +147,11 @@ def _resized(
 
 
 def _keeps_channels(node: Node, by: Sequence[Expr]) -> bool:
-    """Return whether batch and channels provably keep their extents: their scales are constant, or
-    the exporter concatenated ones before the run-time scales.
-    """
+    """Return whether batch and channels provably keep their extents."""
     if all(isinstance(s, Constant) for s in by[:2]):
         return True
     index = 2 if node.op_type == "Resize" and node.opset > 10 else 1
+    # PyTorch exports cat([1, 1], scales): its first operand shows the batch's and channels' scale.
     maker = node.maker(index)
     if maker is None or maker.op_type != "Concat" or not maker.input:
         return False
@@ -165,7 +160,7 @@ def _keeps_channels(node: Node, by: Sequence[Expr]) -> bool:
 
 
 def _scalar(scale: Expr) -> Number:
-    """Return a scale, a vector of one element, as a float64 scalar."""
+    """Emit a scale, a vector of one element, as a float64 scalar."""
     if isinstance(scale, Constant):
         return const(float(scale.data.item()), "float64")
     return op.cast(op.reshape(scale, ()), "float64")
@@ -179,7 +174,7 @@ def _resized_in_space(
     rounding: str,
     by: Sequence[Expr] | None,
 ) -> Expr:
-    """Resize by the image kernels, along all axes but batch and channels."""
+    """Emit a resize of the spatial axes by the image kernels."""
     shape = node.shape(0)
     size = [node.scope.resized(d) for d in extents[2:]]
     steps: Sequence[Expr | float] | None = factors[2:] if factors is not None else by and by[2:]
@@ -194,7 +189,7 @@ def _resized_in_space(
 
 
 def _one_rounding(node: Node, factors: Sequence[float] | None) -> str:
-    """Return the rounding mode that SIMPLE means on all axes; SIMPLE itself where axes differ."""
+    """Return the rounding that LEGACY_NEAREST means on all axes; itself where axes differ."""
     if node.get_string("mode", "nearest") != "nearest":
         return "floor"
     if factors is None:
@@ -207,7 +202,7 @@ def _one_rounding(node: Node, factors: Sequence[float] | None) -> str:
 def _scale_numbers(
     rank: int, factors: Sequence[float] | None, by: Sequence[Expr] | None
 ) -> list[Number] | None:
-    """Return the scale of each axis as a float64 scalar; None where there are no scales."""
+    """Return the scale of each axis as a float64 scalar; None without scales."""
     if factors is not None:
         return [const(f, "float64") for f in factors]
     if by is None:
@@ -223,8 +218,8 @@ def _image(
     size: Sequence[PrimExpr],
     steps: Sequence[Expr | float] | None,
 ) -> Expr:
-    """Resize height and width of `data` (batch, channels, height, width); `steps` are the scales
-    that coordinates use, otherwise they use the sizes.
+    """Emit image.resize2d of [batch, channels, height, width]; `steps` are the scales of
+    coordinates.
     """
     if steps is not None and any(isinstance(s, Expr) for s in steps):
         ones = [s if isinstance(s, Expr) else const(np.full(1, s, np.float32)) for s in steps]
@@ -244,7 +239,7 @@ def _image(
 
 
 def _rounded_once(node: Node, resize: Callable[[Expr], Expr]) -> Expr:
-    """Resize in several steps without rounding intermediate results to the data's dtype."""
+    """Emit a multi-pass resize in float32 that is rounded to the data's dtype once."""
     data, kind = node.expr(0), node.dtype(0)
     if kind in ("float32", "float64") or node.get_string("mode", "nearest") == "nearest":
         return resize(data)
@@ -260,8 +255,8 @@ def _volume(
     image: Callable[[Expr, Sequence[PrimExpr], Sequence[Expr | float] | None], Expr],
     data: Expr,
 ) -> Expr:
-    """Resize a volume as images: height and width of each slice, then depth, with the positions of
-    a slice as one image axis. All interpolation modes are separable.
+    """Emit a volume resized in two image passes: height and width, then depth. All interpolation
+    modes are separable.
     """
     batch, channels, depth, height, width = shape
     slices = op.reshape(data, (batch, tidy(channels * depth), height, width), allowzero=True)
@@ -273,7 +268,7 @@ def _volume(
 
 
 def _is_unusual(node: Node, shape: Shape, extents: Sequence[PrimExpr]) -> bool:
-    """Return whether a resize needs more than the image kernels offer."""
+    """Return whether the resize needs the general resampler."""
     mode = node.get_string("coordinate_transformation_mode", "half_pixel")
     if (
         mode in ("tf_crop_and_resize", "half_pixel_symmetric")
@@ -296,8 +291,8 @@ def _resampled(
     mode: str,
     rounding: str,
 ) -> Expr:
-    """Resize by the general resampler; with sizes alone the scales follow from their quotients and
-    `keep_aspect_ratio_policy`.
+    """Emit a resize by the general resampler; without scales they are the quotients of the
+    sizes.
     """
     if factors is not None:
         return resample(node, extents_wanted, factors, mode, rounding)
@@ -326,17 +321,19 @@ def _resampled(
 
 
 def _factor(scale: Dim | float) -> float:
+    """Return a constant scale as a float."""
     assert isinstance(scale, (int, float)), "scales are constant"
     return float(scale)
 
 
 def _size(size: Dim | float) -> PrimExpr:
+    """Return a size as a dimension."""
     assert not isinstance(size, float), "sizes are dimensions"
     return tidy(as_dim(size))
 
 
 def _scaled(extent: PrimExpr, factor: float) -> PrimExpr:
-    """floor(extent * factor)."""
+    """Return floor(extent * factor), in float32 like ONNX Runtime."""
     number = known(extent)
     if number is not None:
         return as_dim(int(np.floor(np.float32(number) * np.float32(factor))))

@@ -1,6 +1,6 @@
-"""Decoders of text searches: decoder-only models like GPT-2, and encoder-decoder models like T5 and
-Whisper. All take the keys and values of the previous tokens (the KV cache), and return those
-that include the new one.
+"""Decoders of text generation: decoder-only (GPT-2) and encoder-decoder models (T5, Whisper). All
+take the keys and values of the previous tokens (the KV cache), and return those that include the
+new one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from ekiden.topi.dimensions import as_dim, known, tidy
 
 
 class Decoder:
-    """An interface of the model that a search decodes with: the logits of the next token, and the
-    state carried between tokens.
+    """Interface of a model that a search decodes with: next-token logits and a carried state.
 
     names: of the carried values.
     """
@@ -36,23 +35,24 @@ class Decoder:
 
     @abstractmethod
     def start(self) -> tuple[Expr, Expr, list[Value]]:
-        """Return the tokens that sequences begin with, int32 [rows, prompt], their last logits
-        [rows, vocabulary] and the carried state.
+        """Return the first tokens int32 [rows, prompt], their last logits [rows, vocabulary] and
+        the carried state.
         """
 
     @abstractmethod
     def step(
         self, tokens: Expr, texts: Expr, length: Expr, carried: Sequence[Value]
     ) -> tuple[Expr, list[Value]]:
-        """Return the logits behind the last tokens, int32 [rows], and the new state."""
+        """Return the logits after the last tokens, int32 [rows], and the new state."""
 
     @abstractmethod
     def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
-        """Return the state for sequences that continue these rows."""
+        """Return the state reordered to the rows that sequences continue."""
 
     def last_logits(self, logits: Value) -> Expr:
-        """Return the logits of the last tokens: [n, length, vocabulary or more] -> float32
-        [n, vocabulary]."""
+        """Emit the last tokens' logits: [n, length, vocabulary or more] -> float32 [n,
+        vocabulary].
+        """
         if len(logits.type.shape) != 3:
             self.node.unsupported(f"'logits' must have 3 dimensions, got {len(logits.type.shape)}")
         last = self.scope.scalar(tidy(logits.type.shape[1] - 1))
@@ -64,13 +64,13 @@ class Decoder:
         return op.cast(last_row, "float32")
 
     def value(self, expr: Expr, name: str) -> Value:
-        """Return an expression as a value that is computed once."""
+        """Bind an expression to a value that is computed once."""
         return self.scope.bound(expr, name)
 
 
 class Buffers:
-    """The last inputs of a decoder that shares one buffer for past and present of each layer, as
-    long as the longest sequence; empty for other decoders.
+    """The last inputs of a decoder that shares one key-value buffer of full length for past and
+    present.
 
     axis: of the length of keys and values. length: of an empty past. Beams need no indirection: the
     buffers themselves are reordered.
@@ -93,7 +93,7 @@ class Buffers:
         return as_dim(dims[0])
 
     def feeds(self, count: Expr) -> list[Value]:
-        """Return these inputs for a past of `count` tokens, an int64 scalar."""
+        """Return these inputs for a past of `count` tokens."""
         search, scope = self.decoder.search, self.decoder.scope
         beams = op.cast(op.arange(0, search.beams, 1, dtype="int64"), "int32")
         shape = (search.batch, search.beams, search.limit)
@@ -105,7 +105,7 @@ class Buffers:
         return [self.decoder.value(v, n) for v, n in zip(values, self.names, strict=False)]
 
     def filled(self, values: Sequence[Value]) -> list[Value]:
-        """Return the keys or values of some tokens as buffers, with zeros behind them."""
+        """Return keys or values zero-padded to buffers of full length."""
         buffers = []
         for value in values:
             shape = list(value.type.shape)
@@ -121,8 +121,7 @@ class Buffers:
 
 
 class Gpt(Decoder):
-    """A decoder-only model: (tokens, positions, mask, past of each layer) -> (logits, present of
-    each).
+    """A decoder-only model: (tokens, positions, mask, pasts) -> (logits, presents).
 
     Keys and values of a layer are one tensor, [2, rows, heads, length, width].
     """
@@ -147,7 +146,7 @@ class Gpt(Decoder):
         self.mask: Expr | None = None
 
     def start(self) -> tuple[Expr, Expr, list[Value]]:
-        """Run the decoder over the prompts, without a past."""
+        """Run the decoder over the prompts without a past."""
         search, scope = self.search, self.scope
         prompt_inputs = (self.node.expr(0), *self._mask_and_positions(self.node.expr(0)))
         tokens, mask, positions, counts = (search.expanded(t) for t in prompt_inputs)
@@ -164,8 +163,8 @@ class Gpt(Decoder):
         return tokens, self.last_logits(logits), [self.value(counts, "positions"), *presents]
 
     def _mask_and_positions(self, tokens: Expr) -> tuple[Expr, Expr, Expr]:
-        """Return the mask of the prompts, int32 [batch, length], the positions of their tokens, and
-        their number, int32 [batch, 1]. Padding has no position, also where the mask is an input.
+        """Return the prompts' mask int32 [batch, length], positions, and number of tokens int32
+        [batch, 1].
         """
         padding = const(np.int32(self.search.padding))
         is_token = op.cast(op.not_equal(tokens, padding), "int32")
@@ -198,6 +197,7 @@ class Gpt(Decoder):
         past = self.buffers.size(count) if self.buffers.names else pasts[0].type.shape[3]
         more = (self.search.rows, tidy(past + 1 - self.search.prompt))
         assert self.mask is not None
+        # Generated tokens are always attended to; only prompts have padding.
         ones = op.cast(op.full(const(np.int32(1)), more), "int32")
         mask = op.reshape(op.concatenate((self.mask, ones), axis=1), (more[0], tidy(past + 1)))
         feeds = [
@@ -212,7 +212,7 @@ class Gpt(Decoder):
         return self.last_logits(logits), [self.value(next_positions, "positions"), *presents]
 
     def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
-        """Return the presents of these rows; positions are those of the sequence."""
+        """Return the presents of the given rows; positions stay with their sequence."""
         positions, *presents = carried
         # Keys and values are [2, rows, ...]: rows are axis 1.
         selected = [op.take(self.scope.expr(p), rows, axis=1) for p in presents]
@@ -220,9 +220,8 @@ class Gpt(Decoder):
 
 
 class EncoderDecoder(Decoder):
-    """An encoder, whose keys and values are constant during decoding, and a decoder: (tokens, mask,
-    optional hidden states, keys and values of each layer, those of the encoder) -> (logits, keys
-    and values of each layer).
+    """An encoder with constant cross-attention keys and values, and a decoder with a past per
+    layer.
 
     Older encoders run the decoder's first token themselves, and return its logits. Keys and values
     are [rows, heads, length, width].
@@ -254,7 +253,7 @@ class EncoderDecoder(Decoder):
 
     @property
     def is_older(self) -> bool:
-        """Return whether the encoder computes the decoder's first token."""
+        """Return whether the encoder graph also runs the decoder's first token."""
         return len(self.encoder.input) == 3
 
     def start(self) -> tuple[Expr, Expr, list[Value]]:
@@ -280,7 +279,7 @@ class EncoderDecoder(Decoder):
         return tokens, self.last_logits(logits), presents
 
     def first_tokens(self, rows: PrimExpr) -> Expr:
-        """Return the token that begins each text: int32 [rows, 1]."""
+        """Emit each text's start token, int32 [rows, 1]."""
         start = self.node.get_int("decoder_start_token_id", -1)
         if start < 0:
             self.node.unsupported(f"'decoder_start_token_id' must be 0 or more, got {start}")
@@ -289,9 +288,7 @@ class EncoderDecoder(Decoder):
     def started(
         self, tokens: Expr, steady: Sequence[Value], outputs: Sequence[Value]
     ) -> tuple[Expr, Expr, list[Value]]:
-        """Return the result of `start` for an encoder that runs the decoder's first tokens;
-        `steady` holds the other inputs that the decoder reads at every step.
-        """
+        """Return the result of `start` for an encoder that runs the decoder's first token."""
         count = 2 + 2 * self.count
         if len(outputs) != count:
             self.node.unsupported(f"its encoder must have {count} outputs, got {len(outputs)}")
@@ -305,7 +302,7 @@ class EncoderDecoder(Decoder):
         return tokens, self.search.expanded(self.last_logits(logits)), presents
 
     def _mask(self) -> Expr:
-        """Return the mask of the prompt: 0 for the padding on its left."""
+        """Emit the prompt's mask, 0 for its left padding."""
         if self.node.optional(9) is not None:
             return self.node.expr(9)
         token = op.not_equal(self.node.expr(0), const(np.int32(self.search.padding)))
@@ -314,10 +311,12 @@ class EncoderDecoder(Decoder):
         return op.cast(op.greater(before, const(np.int32(0))), "int32")
 
     def expanded(self, values: Sequence[Value]) -> list[Value]:
-        """Return values of each sequence repeated for each of its beams."""
+        """Repeat values of each sequence for its beams."""
+        # Every beam of a text shares its encoder states.
         return [self.value(self.search.expanded(self.scope.expr(v)), "rows") for v in values]
 
     def _past_shape(self, name: str) -> tuple[tuple[PrimExpr, ...], str]:
+        """Return the shape and dtype of an empty past."""
         (info,) = (i for i in self.graph.input if i.name == name)
         dims = [d.dim_value for d in info.type.tensor_type.shape.dim]
         if len(dims) != 4 or min(dims[1], dims[3]) < 1:
@@ -329,8 +328,8 @@ class EncoderDecoder(Decoder):
         return shape, from_onnx_dtype(info.type.tensor_type.elem_type)
 
     def _feeds(self, tokens: Expr, pasts: Sequence[Value], past: Expr) -> list[Value]:
-        """Return the inputs of the decoder for tokens, int32 [rows, 1 or length], behind a past of
-        `past` tokens, an int64 scalar.
+        """Return the decoder's inputs for tokens, int32 [rows, 1 or length], after `past`
+        tokens.
         """
         count = self.first - 1
         ids = self.value(tokens, "ids")
@@ -340,7 +339,9 @@ class EncoderDecoder(Decoder):
     def step(
         self, tokens: Expr, texts: Expr, length: Expr, carried: Sequence[Value]
     ) -> tuple[Expr, list[Value]]:
-        """Run the decoder over one token of each row, or over all where it takes all."""
+        """Run the decoder over one token of each row, or over the whole sequence if it
+        takes that.
+        """
         ids: Expr = op.expand_dims(tokens, axis=1)
         # A decoder whose ids have the shape [rows, 1] takes the last token, others the whole
         # sequence.
@@ -353,21 +354,21 @@ class EncoderDecoder(Decoder):
         return self.last_logits(logits), presents
 
     def reordered(self, carried: Sequence[Value], rows: Expr) -> list[Value]:
-        """Return keys and values of these rows."""
+        """Return keys and values of the given rows."""
         selected = [op.take(self.scope.expr(p), rows, axis=0) for p in carried]
         return [self.value(t, "past") for t in selected]
 
 
 class Whisper(EncoderDecoder):
-    """An encoder of audio features, which runs the decoder's prompt, and that decoder, without
-    masks. The prompt is an input of the node, or the one token that begins each sequence.
+    """An audio encoder that also runs the decoder's prompt, and that decoder, without masks. The
+    prompt is an input of the node, or the one token that begins each sequence.
     """
 
     ENCODER_INPUTS = ("encoder_input_ids", "decoder_input_ids")
     DECODER_INPUTS = ("input_ids",)
 
     def start(self) -> tuple[Expr, Expr, list[Value]]:
-        """Run the encoder over the features and the prompts."""
+        """Run the encoder over the audio features and the prompts."""
         is_given = self.node.optional(10) is not None
         prompt = self.node.expr(10) if is_given else self.first_tokens(self.search.batch)
         feeds = [self.node.value(0), self.value(self.scope.spanned(prompt), "ids")]
@@ -376,9 +377,7 @@ class Whisper(EncoderDecoder):
 
 
 def of_one_length(decoder: Decoder, pasts: Sequence[Value], axis: int) -> list[Value]:
-    """Return the pasts of all layers with the length of the first: each has its own symbolic size
-    in the loop, though all grow alike.
-    """
+    """Return the pasts of all layers with the first one's symbolic length."""
     first, *later_pasts = pasts
     extent = first.type.shape[axis]
     viewed = [first]
@@ -392,7 +391,7 @@ def of_one_length(decoder: Decoder, pasts: Sequence[Value], axis: int) -> list[V
 
 
 def together(decoder: Decoder, exprs: Sequence[Expr], names: Sequence[str]) -> list[Value]:
-    """Bind expressions that share subexpressions as values without duplicating these."""
+    """Bind expressions that share subexpressions to values without duplicating these."""
     scope = decoder.scope
     for expr in exprs:
         scope.type_of(expr)
@@ -401,7 +400,7 @@ def together(decoder: Decoder, exprs: Sequence[Expr], names: Sequence[str]) -> l
 
 
 def graph_of(node: Node, name: str) -> onnx.GraphProto:
-    """Return a subgraph that the node must have."""
+    """Return a graph attribute that the node must have."""
     for attribute in node.proto.attribute:
         if attribute.name == name and attribute.type == onnx.AttributeProto.GRAPH:
             return attribute.g
@@ -409,9 +408,7 @@ def graph_of(node: Node, name: str) -> onnx.GraphProto:
 
 
 def check_inputs(node: Node, graph: onnx.GraphProto, names: Sequence[str]) -> None:
-    """Raise Unsupported for a graph whose first inputs have other names: the order of inputs is
-    inferred from them.
-    """
+    """Raise Unsupported for a graph whose first inputs have other names than expected."""
     present = [i.name for i in graph.input][: len(names)]
     if present != list(names):
         node.unsupported(f"{graph.name!r} must begin with the inputs {list(names)}, got {present}")

@@ -1,5 +1,5 @@
-"""Logits processors that only some text searches use: temperature, presence penalties, Whisper's
-timestamp rules, and forced tokens.
+"""Logits processors of text generation: temperature, presence penalty, forced tokens, Whisper's
+timestamp rules.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ MAX_FIRST_TIMESTAMP = 50
 
 
 def tempered(temperature: Expr) -> Processor:
-    """Return the processor that divides scores by a temperature, a float32 scalar; one that is not
-    above 0 changes nothing."""
+    """Return a processor that divides scores by a temperature, a float32 scalar; not above 0 it
+    changes nothing.
+    """
 
     def process(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+        # A temperature of 0 would divide by zero; it means that none is set.
+        """Emit the scores divided by the temperature."""
         is_set = op.greater(temperature, const(np.float32(0)))
         return op.divide(scores, op.where(is_set, temperature, const(np.float32(1))))
 
@@ -27,10 +30,12 @@ def tempered(temperature: Expr) -> Processor:
 
 
 def less_present(mask: Expr, penalty: float) -> Processor:
-    """Return the processor that subtracts a penalty from the scores of the tokens that a mask
-    marks: int32 [batch, vocabulary]."""
+    """Return a processor that subtracts a penalty from tokens that a mask marks, int32 [batch,
+    vocabulary].
+    """
 
     def process(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+        """Emit the scores less the penalty."""
         less = op.multiply(op.cast(mask, "float32"), const(np.float32(penalty)))
         return op.subtract(scores, search.expanded(less))
 
@@ -38,11 +43,12 @@ def less_present(mask: Expr, penalty: float) -> Processor:
 
 
 def forced(tokens: Expr) -> Processor:
-    """Return the processor that forces the first tokens behind the prompt: int32 [batch, count];
-    from the first negative one on, those of a sequence are free.
+    """Return a processor that forces the first tokens after the prompt, int32 [batch, count], up to
+    a negative one.
     """
 
     def process(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
+        """Emit scores that allow the forced token only."""
         scope = search.node.scope
         zero, free = const(np.int32(0)), const(np.int32(-1))
         positions = op.expand_dims(search.places(scope.typed(tokens).shape[1]), axis=0)
@@ -61,9 +67,8 @@ def forced(tokens: Expr) -> Processor:
 
 @dataclass(frozen=True, slots=True)
 class Timestamps:
-    """Whisper's timestamp rules, for the tokens from `first` on: timestamps come in pairs around
-    each segment, do not decrease, and are chosen where all of them together are likelier than
-    any other token.
+    """Whisper's timestamp rules: timestamps come in pairs around segments, do not decrease, and win
+    if likelier together.
 
     unwanted: tokens that are never chosen. unwanted_later: tokens that are not chosen behind the
     first timestamp. is_wanted: whether the rules hold, a bool scalar; None for yes.
@@ -80,7 +85,7 @@ class Timestamps:
         return ruled if self.is_wanted is None else op.where(self.is_wanted, ruled, scores)
 
     def _by_rules(self, search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
-        """Return the scores with the tokens suppressed that may not follow the sequences."""
+        """Emit the scores with tokens suppressed that may not follow the sequences."""
         one, two = const(np.int64(1)), const(np.int64(2))
         first = const(np.int32(self.first))
         positions = op.expand_dims(search.places(search.limit), axis=0)
@@ -108,14 +113,12 @@ class Timestamps:
         return op.where(is_out, const(np.float32(LOWEST)), scores)
 
     def _is_time_at(self, search: Search, is_time: Expr, position: Expr) -> Expr:
-        """Return whether there is a timestamp at a position of each sequence: bool [rows, 1]."""
+        """Emit whether each sequence has a timestamp at a position, bool [rows, 1]."""
         is_here = op.equal(op.expand_dims(search.places(search.limit), axis=0), position)
         return op.any(op.logical_and(is_time, is_here), axis=[1], keepdims=True)
 
     def _is_past(self, search: Search, texts: Expr, is_time: Expr, open_pair: Expr) -> Expr:
-        """Return which tokens are before the last timestamp of each sequence, or are it unless it
-        begins a pair: bool [rows, vocabulary].
-        """
+        """Emit which timestamps would decrease, bool [rows, vocabulary]."""
         positions = op.expand_dims(search.places(search.limit), axis=0)
         last = op.max(op.where(is_time, positions, const(np.int64(-1))), axis=[1], keepdims=True)
         is_last = op.logical_and(is_time, op.equal(positions, last))
@@ -124,8 +127,8 @@ class Timestamps:
         return op.less(const(np.arange(search.vocabulary, dtype=np.int32)[None]), earliest)
 
     def _by_likelihood(self, search: Search, scores: Expr) -> Expr:
-        """Return the scores of timestamps alone where their total probability exceeds that of every
-        other token.
+        """Emit the timestamps' scores alone where their total probability exceeds every other
+        token's.
         """
         lowest = const(np.float32(LOWEST))
         tokens = np.arange(search.vocabulary)

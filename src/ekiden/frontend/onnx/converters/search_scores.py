@@ -1,5 +1,5 @@
-"""Scores of a text search, by which its next tokens are chosen: the parameters of a search, the
-processors of token scores, and the beams with the sentences that have finished.
+"""Scores of text generation: search parameters, logits processing, and beams with their finished
+sentences.
 
 As in ONNX Runtime's CPU kernels (onnxruntime/contrib_ops/cpu/transformers): beam search chooses
 tokens by log-probabilities, greedy search by logits.
@@ -46,7 +46,7 @@ class Search:
 
     @property
     def rows(self) -> PrimExpr:
-        """Return the number of beams of all texts."""
+        """Return the number of rows: batch * beams."""
         return tidy(product((self.batch, self.beams)))
 
     @property
@@ -56,39 +56,35 @@ class Search:
 
     @property
     def padding(self) -> int:
-        """Return the token that follows the end."""
+        """Return the token that pads ended sequences."""
         return self.node.get_int("pad_token_id")
 
     def places(self, extent: PrimExpr | int) -> Expr:
-        """Return 0, 1, ... below an extent: int64 [extent]."""
+        """Emit the positions 0, 1, ... below an extent, int64."""
         return op.reshape(op.arange(0, as_dim(extent), 1, dtype="int64"), (as_dim(extent),))
 
     def row_texts(self) -> Expr:
-        """Return the prompt that each row belongs to: int64 [rows]."""
+        """Emit the prompt index of each row, int64 [rows]."""
         beams = self.node.scope.scalar(self.beams)
         return op.floor_divide(self.places(self.rows), beams)
 
     def expanded(self, data: Expr) -> Expr:
-        """Return data of each prompt repeated for its beams: [batch, ...] -> [rows, ...]."""
+        """Emit data of each prompt repeated for its beams: [batch, ...] -> [rows, ...]."""
         return op.take(data, self.row_texts(), axis=0)
 
     def started(self, prompts: Expr) -> Expr:
-        """Return the sequences of all rows, int32 [rows, limit]: prompts [rows, prompt] and
-        padding.
-        """
+        """Emit the sequences of all rows, int32 [rows, limit]: prompts and padding."""
         pad = op.full(const(np.int32(self.padding)), (self.rows, tidy(self.limit - self.prompt)))
         return op.concatenate((prompts, op.cast(pad, "int32")), axis=1)
 
     def with_token(self, texts: Expr, tokens: Expr, length: Expr) -> Expr:
-        """Return sequences [rows, limit] with a token [rows] written at `length`, an int64
-        scalar.
-        """
+        """Emit sequences [rows, limit] with a token [rows] written at position `length`."""
         is_there = op.equal(op.expand_dims(self.places(self.limit), axis=0), length)
         return op.where(is_there, op.expand_dims(tokens, axis=1), texts)
 
 
 def processed(search: Search, scores: Expr, texts: Expr, length: Expr, is_first: bool) -> Expr:
-    """Return the scores of tokens, float32 [rows, vocabulary], after the node's processors.
+    """Emit token scores, float32 [rows, vocabulary], after all processors of the node.
 
     Args:
         search: the search.
@@ -123,19 +119,19 @@ Processor: TypeAlias = Callable[[Search, Expr, Expr, Expr], Expr]
 
 
 def _marked(search: Search, tokens: Expr, is_valid: Expr) -> Expr:
-    """Return which tokens of the vocabulary occur among each row's valid tokens: bool [rows,
-    vocabulary].
-    """
+    """Emit which tokens occur among each row's valid ones, bool [rows, vocabulary]."""
     zeros = op.zeros((search.rows, as_dim(search.vocabulary)), "int32")
     at = op.cast(op.where(is_valid, tokens, const(np.int32(0))), "int64")
     marks = op.cast(is_valid, "int32")
+    # Several positions may hold one token: with "max" a valid one wins over invalid ones at token
+    # 0.
     marked = op.scatter_elements(zeros, at, marks, axis=1, reduction="max")
     return op.greater(marked, const(np.int32(0)))
 
 
 def _penalised(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
-    """Return the scores with the repetition penalty (CTRL, Keskar et al. 2019) applied to tokens
-    that a sequence already has.
+    """Emit the scores with the repetition penalty of CTRL (Keskar et al. 2019). 2019) applied to
+    tokens that a sequence already has.
     """
     assert search.penalty is not None
     is_valid = op.less(op.expand_dims(search.places(search.limit), axis=0), length)
@@ -151,7 +147,7 @@ def _penalised(search: Search, scores: Expr, texts: Expr, length: Expr) -> Expr:
 
 
 def _without_repeats(search: Search, scores: Expr, texts: Expr, length: Expr, size: int) -> Expr:
-    """Return the scores with the tokens suppressed that would repeat an n-gram of `size` tokens."""
+    """Emit the scores with tokens suppressed that would repeat an n-gram of `size` tokens."""
     search.node.scope.require(binary(GE, search.limit, as_dim(size)), " with its n-grams")
     windows = tidy(search.limit - (size - 1))
     first = search.places(windows)
@@ -196,11 +192,10 @@ FIELDS = ("texts", "scores", "ended", "sentences", "count", "done", "tokens")
 
 
 def first_beams(search: Search, texts: Expr) -> Beams:
-    """Return the beams before the first token: all but the first of each prompt have a score that
-    the first token's candidates exceed.
-    """
+    """Return the beams before the first token; all but the first of a prompt score -1e9."""
     shape = (search.batch, search.beams)
     is_first = op.equal(op.expand_dims(search.places(search.beams), axis=0), const(np.int64(0)))
+    # All beams begin alike: without the offset they would all choose the same token.
     scores = op.where(is_first, const(0.0, "float32"), const(-1e9, "float32"))
     pad = op.full(const(np.int32(search.padding)), (*shape, search.limit))
     return Beams(
@@ -216,16 +211,14 @@ def first_beams(search: Search, texts: Expr) -> Beams:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A scorer of finished sentences: the length penalty, a float32 scalar, and whether the search
-    stops early, as soon as enough sentences have finished.
-    """
+    """Scorer of finished sentences: length penalty (float32 scalar) and early stopping."""
 
     search: Search
     length_penalty: Expr
     stops_early: bool
 
     def advance(self, beams: Beams, scores: Expr, length: Expr) -> tuple[Beams, Expr]:
-        """Return the beams with a token more, and the row that each continues, int64 [rows].
+        """Advance the beams by a token; return them and the row that each continues, int64 [rows].
 
         Args:
             beams: the state.
@@ -260,9 +253,7 @@ class Scorer:
         return Beams(texts, beam_scores, *after, done, token), row
 
     def _continued(self, is_end: Expr) -> Expr:
-        """Return the positions of the first candidates that continue, in order: int64 [batch,
-        beams].
-        """
+        """Emit the positions of the first candidates that continue, int64 [batch, beams]."""
         candidate_count = tidy(self.search.beams * 2)
         positions = op.expand_dims(self.search.places(candidate_count), axis=0)
         # Ended candidates are moved behind all others; a stable order of the rest is kept by their
@@ -274,16 +265,14 @@ class Scorer:
         return op.take(order, self.search.places(self.search.beams), axis=1)
 
     def normalised(self, scores: Expr, length: Expr) -> Expr:
-        """Return sums of log-probabilities divided by length ** penalty; the length is an int64
-        scalar.
-        """
+        """Emit log-probabilities divided by length ** penalty."""
         return op.divide(scores, op.power(op.cast(length, "float32"), self.length_penalty))
 
     def _ended(
         self, beams: Beams, best: Expr, rows: Expr, is_end: Expr, length: Expr
     ) -> tuple[Expr, Expr, Expr]:
-        """Return `ended`, `sentences` and `count` updated with the candidates that end, among the
-        first `beams`.
+        """Emit `ended`, `sentences` and `count` with the candidates that end among the first
+        `beams`.
         """
         first = self.search.places(self.search.beams)
         best, rows, is_end = (op.take(t, first, axis=1) for t in (best, rows, is_end))
@@ -294,9 +283,7 @@ class Scorer:
     def with_sentences(
         self, beams: Beams, scores: Expr, sentences: Expr, are_there: Expr
     ) -> tuple[Expr, Expr, Expr]:
-        """Return the best of the finished sentences and further ones, [batch, beams] each: scores,
-        tokens and count. Of equal scores the older sentences stay.
-        """
+        """Emit the best of finished and further sentences [batch, beams]: scores, tokens, count."""
         search = self.search
         # The older sentences come first, and top-k prefers the lower index among equal scores.
         both = op.concatenate((beams.ended, scores), axis=1)
@@ -311,9 +298,7 @@ class Scorer:
         return TupleGetItem(best, 0), op.take(flat, at, axis=0), count
 
     def _is_done(self, ended: Expr, sentences: Expr, count: Expr, best: Expr, length: Expr) -> Expr:
-        """Return whether a prompt has all of its sentences, and no candidate can beat the worst of
-        them: bool [batch].
-        """
+        """Emit whether a prompt's sentences are complete and beat all candidates, bool [batch]."""
         search = self.search
         beams = search.node.scope.scalar(search.beams)
         is_full = op.greater_equal(count, beams)

@@ -1,4 +1,4 @@
-"""Sequences of tensors and optional values; see ekiden.frontend.common.sequence_value.
+"""ONNX sequences and optionals (values: ekiden.frontend.common.sequence_value).
 
 A sequence of a length known at import is a tuple of values, whose operators are evaluated at
 import: no list is left in the program. One that a loop or a branch grows is a List of the prelude,
@@ -26,6 +26,7 @@ from ekiden.topi.dimensions import as_dim, known
 
 
 def _sequence(node: Node, index: int) -> SequenceValue:
+    """Return an input that must be a sequence."""
     value = node.value(index)
     if not isinstance(value, SequenceValue):
         node.unsupported(f"input {index} must be a sequence")
@@ -33,9 +34,7 @@ def _sequence(node: Node, index: int) -> SequenceValue:
 
 
 def _place(node: Node, index: int, length: int, end: int) -> int | None:
-    """Return a position in a sequence of known length; None if it is run-time data. Raises
-    Unsupported out of range.
-    """
+    """Return a constant position in a sequence of known length; None for run-time data."""
     position_input = node.optional(index)
     if position_input is None:
         return end
@@ -49,6 +48,7 @@ def _place(node: Node, index: int, length: int, end: int) -> int | None:
 
 
 def _position(node: Node, index: int) -> Expr:
+    """Emit a run-time position as int64."""
     position = as_scalar(node.scope, node.value(index))
     return position if node.dtype(index) == "int64" else op.cast(position, "int64")
 
@@ -138,9 +138,7 @@ def _split(node: Node) -> Value:
 
 
 def _extent(split_input: Value | None) -> PrimExpr | None:
-    """Return the extent that all parts have along the axis; None if unknown. The sizes are often a
-    vector of ones.
-    """
+    """Return the extent of all parts along the split axis; None if unknown."""
     if split_input is None:
         return as_dim(1)
     match split_input.expr:
@@ -150,6 +148,7 @@ def _extent(split_input: Value | None) -> PrimExpr | None:
 
 
 def _sizes(split_input: Value | None, extent: int) -> list[int]:
+    """Return the constant sizes of the parts."""
     if split_input is None or split_input.array is None:
         return [1] * extent
     if split_input.array.ndim:
@@ -163,7 +162,7 @@ def _sizes(split_input: Value | None, extent: int) -> list[int]:
 
 
 def _parts(node: Node, axis: int, sizes: Sequence[int], keepdims: bool) -> Value:
-    """Return a tensor of known extent split into slices."""
+    """Return the slices of a tensor as a sequence of known length."""
     items, first = [], 0
     for size in sizes:
         end = first + size
@@ -178,6 +177,7 @@ def _parts(node: Node, axis: int, sizes: Sequence[int], keepdims: bool) -> Value
 
 
 def _runtime_sizes(node: Node, axis: int, split_input: Value | None) -> Expr:
+    """Emit the sizes of the parts, int64 vector."""
     if split_input is not None and split_input.type.shape:
         return op.cast(node.scope.expr(split_input), "int64")
     extent = node.scope.scalar(node.shape(0)[axis])
@@ -191,6 +191,7 @@ def _runtime_sizes(node: Node, axis: int, split_input: Value | None) -> Expr:
 
 
 def _map(node: Node) -> list[Value]:
+    """Convert SequenceMap: inlined for known lengths, otherwise a loop."""
     body, lists = node.body("body"), [node.value(i) for i in range(len(node.inputs))]
     first = _sequence(node, 0)
     # Of known length: the body is inlined once for each element.
@@ -200,7 +201,7 @@ def _map(node: Node) -> list[Value]:
         return [SequenceValue([r[i] for r in rows]) for i in range(len(node.proto.output))]
 
     def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """Convert one iteration: the elements of all sequences at its number."""
+        """Import one iteration on the elements at its number."""
         at, scope = node.scope.expr(index), node.scope
         elements = [
             scope.bound(sequence.at(scope.expr(v), at)) if isinstance(v, SequenceValue) else v
@@ -214,6 +215,7 @@ def _map(node: Node) -> list[Value]:
 
 
 def _element(value: Value, index: int) -> Value:
+    """Return an element of a sequence; other inputs are unchanged."""
     if not isinstance(value, SequenceValue):
         return value
     assert value.items is not None
@@ -221,15 +223,18 @@ def _element(value: Value, index: int) -> Value:
 
 
 def _optional(node: Node) -> Value:
+    """Convert Optional."""
     return Absent() if node.optional(0) is None else node.value(0)
 
 
 def _has_element(node: Node) -> Value:
+    """Convert OptionalHasElement: known at import."""
     value = node.optional(0)
     return constant(np.array(value is not None and not isinstance(value, Absent)))
 
 
 def _get_element(node: Node) -> Value:
+    """Convert OptionalGetElement; raise Unsupported for an absent value."""
     value = node.value(0)
     if isinstance(value, Absent):
         node.unsupported("its input is an optional value that is absent")

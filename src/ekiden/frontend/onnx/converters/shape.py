@@ -1,4 +1,4 @@
-"""Shape operators: reshapes, broadcasts, tensors made from a shape.
+"""ONNX shape operators: reshapes, broadcasts, ranges and constants.
 
 A shape that is computed from dimensions is a value of the importer (shape_value), not a tensor of
 the program: Shape, Gather, Mul and Concat before a Reshape leave only expressions. Where the shape
@@ -31,12 +31,14 @@ def _identity(node: Node) -> Value:
 
 
 def _constant(node: Node) -> Value:
+    """Convert Constant in any of its attribute forms."""
     if node.has("sparse_value"):
         sparse = node.get_tensor("sparse_value")
         assert sparse is not None, "a sparse tensor is read as an array"
         return constant(sparse)
     tensor = node.get_tensor("value")
     if tensor is not None:
+        # String tensors are read as arrays of Python objects.
         return text_constant(tensor) if tensor.dtype == np.object_ else constant(tensor)
     if node.has("value_string") or node.has("value_strings"):
         one = node.get_string("value_string", "")
@@ -55,7 +57,7 @@ def _constant(node: Node) -> Value:
 
 
 def _shape(node: Node) -> Expr:
-    """Convert Shape; reached only where a dimension is unknown until run time."""
+    """Convert Shape of run-time dimensions."""
     dims = op.shape_of(node.expr(0), dtype="int64")
     end = node.get_int("end") if node.has("end") else node.rank(0)
     return op.strided_slice(dims, begin=[node.get_int("start", 0)], end=[end], axes=[0])
@@ -76,7 +78,7 @@ def _reshape(node: Node) -> Expr | Value:
 
 
 def _reshape_by_attribute(node: Node) -> Expr | Value:
-    """Convert Reshape of opset < 5, whose shape is an attribute."""
+    """Convert Reshape before opset 5, whose shape is an attribute."""
     if not node.has("shape"):
         node.unsupported("attribute 'shape' is missing")
     target = node.get_ints("shape")
@@ -86,7 +88,7 @@ def _reshape_by_attribute(node: Node) -> Expr | Value:
 
 
 def _require_same_count(node: Node, target: tuple[Dim, ...], allow_zero: bool) -> None:
-    """Require the numbers of elements to agree, or to divide where one dimension is -1."""
+    """Require equal numbers of elements, or divisibility where one extent is -1."""
     shape = node.shape(0)
     # ONNX Reshape: 0 copies the input's extent, unless allowzero is set.
     copied = [
@@ -114,13 +116,14 @@ def _flatten(node: Node) -> Expr:
 
 
 def _axes(node: Node) -> tuple[int, ...] | None:
+    """Return the constant axes of the attribute or of input 1; None without either."""
     if node.has("axes"):
         return node.get_ints("axes")
     return None if node.optional(1) is None else node.axes(1)
 
 
 def _squeeze(node: Node) -> Result:
-    """Convert Squeeze; without axes, or with an empty list, all axes of extent 1 are dropped."""
+    """Convert Squeeze; without axes, all axes of extent 1 go."""
     if not node.has("axes") and is_data(node, 1):
         return _squeeze_by_data(node)
     axes = _axes(node)
@@ -130,7 +133,7 @@ def _squeeze(node: Node) -> Result:
 
 
 def _squeeze_by_data(node: Node) -> Expr:
-    """Squeeze run-time axes of known number: the result keeps the other extents in order."""
+    """Emit Squeeze along run-time axes of known number."""
     rank = node.rank(0)
     is_gone = _places_by_data(node, rank)
     extents = op.shape_of(node.expr(0), dtype="int64")
@@ -141,9 +144,7 @@ def _squeeze_by_data(node: Node) -> Expr:
 
 
 def _unsqueeze_by_data(node: Node) -> Expr:
-    """Unsqueeze run-time axes of known number: the result has 1 there, and the data's extents
-    between.
-    """
+    """Emit Unsqueeze along run-time axes of known number."""
     rank = node.rank(0) + _count_of_axes(node)
     is_new = _places_by_data(node, rank)
     before = op.cumsum(op.cast(is_new, "int64"), axis=0)
@@ -156,7 +157,7 @@ def _unsqueeze_by_data(node: Node) -> Expr:
 
 
 def _count_of_axes(node: Node) -> int:
-    """Return the number of axes. Raises Unsupported where it is known at run time only."""
+    """Return the number of axes in input 1."""
     shape = node.shape(1)
     count = 1 if not shape else known(shape[0])
     if count is None:
@@ -165,9 +166,7 @@ def _count_of_axes(node: Node) -> int:
 
 
 def _places_by_data(node: Node, rank: int) -> Expr:
-    """Return which of `rank` axes are among the run-time axes: bool [rank]. Axes out of range or
-    repeated are a run-time error.
-    """
+    """Emit which of `rank` axes are among the run-time axes, bool [rank]."""
     count = _count_of_axes(node)
     axis_input = op.reshape(op.cast(node.expr(1), "int64"), (count,))
     axes = op.take(const(np.arange(rank)), axis_input, axis=0, mode="raise")
@@ -204,13 +203,12 @@ def _expand(node: Node) -> Expr | Value:
 
 
 def _expand_by_data(node: Node) -> Value:
-    """Expand to a run-time shape. Broadcasting is bidirectional: an extent of 1 in the shape keeps
-    that of the data.
-    """
+    """Emit an expansion to a run-time shape."""
     count = known(node.shape(1)[0])
     if count is None:
         node.unsupported("the number of dimensions of 'shape' must be constant")
     rank = max(count, node.rank(0))
+    # Broadcasting in both directions: a target of 1 keeps the input's own extent.
     own = node.scope.shape_vector(node.value(0), rank)
     target = node.expr(1)
     if count < rank:
@@ -226,7 +224,7 @@ def _expand_by_data(node: Node) -> Value:
 
 
 def broadcast(value: Value, node: Node, shape: tuple[PrimExpr, ...]) -> Expr | Value:
-    """Broadcast `value` to a shape; return it unchanged if it has that shape."""
+    """Emit a broadcast of `value` to a shape; the value itself if it has that shape."""
     have = value.type.shape
     if len(have) == len(shape) and all(equal(a, b) for a, b in zip(have, shape, strict=True)):
         return value
@@ -242,9 +240,7 @@ def _constant_of_shape(node: Node) -> Expr:
 
 
 def _bound(value: Value) -> int | float | PrimExpr | None:
-    """Return a bound of a range: a number, an expression of dimensions, or None for
-    run-time data.
-    """
+    """Return a bound of Range: a number, an expression of dimensions, or None for run-time data."""
     if not value.is_known:
         return None
     element = value.elements.item()
@@ -252,6 +248,7 @@ def _bound(value: Value) -> int | float | PrimExpr | None:
 
 
 def _range(node: Node) -> Expr:
+    """Convert Range: static, symbolic or at run time."""
     bounds = [_bound(node.value(i)) for i in range(3)]
     check_step(bounds[2])
     numbers = [b for b in bounds if isinstance(b, (int, float))]
@@ -277,7 +274,7 @@ def _dim(bound: int | float | PrimExpr | None) -> Dim | None:
 
 
 def _steps(node: Node, start: Dim, limit: Dim, step: PrimExpr) -> Expr:
-    """Return a range with a symbolic step, which must be positive."""
+    """Emit a range with a symbolic, positive step."""
     node.scope.require(binary(GE, step, 1))
     # ceil((limit - start) / step), ONNX Range's number of elements.
     count = simplify((as_dim(limit) - as_dim(start) + step - 1) // step)

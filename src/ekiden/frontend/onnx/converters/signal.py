@@ -1,4 +1,4 @@
-"""Fourier transforms; complex numbers are pairs (real, imaginary) along the last axis.
+"""ONNX DFT, STFT and MelWeightMatrix; complex numbers are pairs (real, imaginary) in the last axis.
 
 float32 transforms whose extent is constant and not large are products with a constant matrix of
 waves: 100 times as fast as the operator that computes each wave, and as accurate.
@@ -24,13 +24,12 @@ from ekiden.topi.dimensions import as_dim, known, tidy
 
 
 def _has_waves(node: Node, extent: int | None) -> bool:
+    """Return whether a float32 DFT is short enough for a constant matrix."""
     return node.dtype(0) == "float32" and extent is not None and 0 < extent <= MOST_WAVES
 
 
 def _dft_by_product(node: Node, axis: int, extent: int, inverse: bool, onesided: bool) -> Expr:
-    """Return the DFT of an axis as a product with a matrix of waves; the axis is moved to the end
-    and back.
-    """
+    """Emit the DFT of an axis as a product with the DFT matrix."""
     rank, is_complex = node.rank(0) - 1, known(node.shape(0)[-1]) != 1
     components = [
         op.take(node.expr(0), const(i, "int64"), axis=rank) for i in range(1 + is_complex)
@@ -46,9 +45,7 @@ def _dft_by_product(node: Node, axis: int, extent: int, inverse: bool, onesided:
 
 
 def _parts(node: Node) -> tuple[Expr, Expr]:
-    """Return the real and imaginary parts of the first input, without its last axis, in float64,
-    because sums of many waves cancel.
-    """
+    """Emit the real and imaginary parts of input 0 in float64."""
     data, last = op.cast(node.expr(0), "float64"), node.rank(0) - 1
     real = op.squeeze(op.strided_slice(data, begin=[0], end=[1], axes=[last]), axis=[last])
     if known(node.shape(0)[-1]) == 1:
@@ -58,8 +55,10 @@ def _parts(node: Node) -> tuple[Expr, Expr]:
 
 
 def _dft(node: Node) -> Expr | Value:
+    """Convert DFT."""
     axis = node.get_int("axis", 1)
     if node.opset >= 20:
+        # A run-time axis is a switch over all axes, whose branches must agree in shape.
         is_same_size = node.optional(1) is None and not node.get_int("onesided", 0)
         if is_same_size and is_data(node, 2):
             return along_any(node, 2, node.rank(0) - 1, partial(_dft_along, node))
@@ -68,6 +67,7 @@ def _dft(node: Node) -> Expr | Value:
 
 
 def _dft_along(node: Node, axis: int) -> Expr:
+    """Emit the DFT along a constant axis."""
     inverse, onesided = bool(node.get_int("inverse", 0)), bool(node.get_int("onesided", 0))
     length = None if node.optional(1) is None else int(node.numbers(1, "dft_length").item())
     if length is not None and length < 1:
@@ -94,7 +94,7 @@ def _dft_along(node: Node, axis: int) -> Expr:
 
 
 def _wide(node: Node, real: Expr, imaginary: Expr, inverse: bool) -> Parts:
-    """Return the DFT of the last axis in float64, as real and imaginary parts."""
+    """Emit the DFT of the last axis in float64 as real and imaginary parts."""
     shape = node.typed(real).shape
     extent = known(shape[-1])
     if extent is not None and has_waves(extent):
@@ -104,7 +104,7 @@ def _wide(node: Node, real: Expr, imaginary: Expr, inverse: bool) -> Parts:
 
 
 def _real_inverse(node: Node, axis: int, length: int | None) -> Expr:
-    """Return the real signal whose one-sided spectrum is the input (inverse real DFT)."""
+    """Emit the real signal of a one-sided spectrum (inverse real DFT)."""
     half = known(node.shape(0)[axis])
     if half is None:
         node.unsupported("attribute 'onesided' needs a transformed axis of constant extent")
@@ -123,12 +123,14 @@ def _real_inverse(node: Node, axis: int, length: int | None) -> Expr:
 
 
 def _last(node: Node, component: Expr, axis: int) -> Expr:
+    """Emit a transpose that moves an axis to the end."""
     rank = node.rank(0) - 1
     order = [i for i in range(rank) if i != axis] + [axis]
     return component if axis == rank - 1 else op.transpose(component, axes=order)
 
 
 def _back(node: Node, component: Expr, axis: int) -> Expr:
+    """Emit a transpose that moves the last axis back."""
     rank = node.rank(0) - 1
     order = list(range(rank - 1))
     order.insert(axis, rank - 1)
@@ -136,11 +138,12 @@ def _back(node: Node, component: Expr, axis: int) -> Expr:
 
 
 def _first(component: Expr, count: int, axis: int) -> Expr:
+    """Emit the first elements of an axis."""
     return op.strided_slice(component, begin=[0], end=[count], axes=[axis])
 
 
 def _resized(node: Node, component: Expr, length: int | None) -> Expr:
-    """Truncate the last axis, or pad it with zeros, to a length."""
+    """Emit the last axis truncated or zero-padded to a length."""
     shape = node.typed(component).shape
     extent = known(shape[-1])
     if length is None or extent == length:
@@ -154,6 +157,7 @@ def _resized(node: Node, component: Expr, length: int | None) -> Expr:
 
 
 def _frame_length(node: Node) -> int:
+    """Return the frame length from its input or the window."""
     if node.optional(3) is not None:
         length = int(node.numbers(3, "frame_length").item())
         if length < 1:
@@ -169,7 +173,7 @@ def _frame_length(node: Node) -> int:
 
 
 def _stft_by_frames(node: Node) -> Expr:
-    """Convert STFT with a run-time frame step: gather the frames and transform each."""
+    """Emit STFT with a run-time frame step: gathered frames, each transformed."""
     (step,) = (as_dim(d) for d in node.dims(1, "frame_step", 1))
     length, one_sided = _frame_length(node), bool(node.get_int("onesided", 1))
     time = node.shape(0)[1]
@@ -192,6 +196,7 @@ def _stft_by_frames(node: Node) -> Expr:
 
 
 def _stft(node: Node) -> Expr:
+    """Convert STFT."""
     if is_data(node, 1):
         return _stft_by_frames(node)
     step = int(node.numbers(1, "frame_step").item())
@@ -208,12 +213,14 @@ def _stft(node: Node) -> Expr:
         return _stft_by_product(node, array, step, one_sided)
 
     def transformed(component: Expr) -> Expr:
+        """Emit the STFT of a real component, [batch, frames, bins, 2]."""
         frames_first = op.stft(
             component, length, step, length, taps, normalized=False, onesided=one_sided
         )
         return op.transpose(frames_first, axes=[0, 2, 1, 3])
 
     def narrow(spectrum: Expr) -> Expr:
+        """Emit a cast back to the input's dtype."""
         return op.cast(spectrum, node.dtype(0))
 
     if node.rank(0) == 2:
@@ -228,9 +235,7 @@ def _stft(node: Node) -> Expr:
 
 
 def _stft_by_product(node: Node, window: Array, step: int, one_sided: bool) -> Expr:
-    """Return the STFT as a convolution of the signal with windowed waves: real and imaginary parts
-    are channels.
-    """
+    """Emit the STFT as a convolution with the windowed DFT matrix."""
     length = len(window)
     channels = (known(node.shape(0)[2]) or 1) if node.rank(0) == 3 else 1
     bins = length // 2 + 1 if one_sided else length
@@ -248,13 +253,12 @@ def _stft_by_product(node: Node, window: Array, step: int, one_sided: bool) -> E
 
 
 def _part(data: Expr, index: int) -> Expr:
+    """Emit the real (0) or imaginary (1) part."""
     return op.take(data, const(index, "int64"), axis=3)
 
 
 def _mel_weights(node: Node) -> Expr:
-    """Return the matrix from frequency bins to mel bands: triangles between points evenly spaced in
-    mels.
-    """
+    """Convert MelWeightMatrix: triangular filters between points evenly spaced in mels."""
     bands, length = (int(node.numbers(i, n).item()) for i, n in enumerate(_MEL_EXTENTS))
     rate, low, high = (op.cast(op.reshape(node.expr(i), ()), "float64") for i in (2, 3, 4))
     first, last = (_mels(hertz) for hertz in (low, high))
@@ -279,10 +283,12 @@ _MEL_EXTENTS = ("num_mel_bins", "dft_length")
 
 
 def _mels(hertz: Expr) -> Expr:
+    """Emit the mel scale of a frequency: 2595 * log10(1 + hertz / 700)."""
     return 2595.0 * op.log10(op.divide(hertz, const(700.0, "float64")) + 1.0)
 
 
 def _within(low: Expr, bin_index: Expr, stop: Expr) -> Expr:
+    """Emit low <= bin < stop."""
     return op.logical_and(op.less_equal(low, bin_index), op.less(bin_index, stop))
 
 

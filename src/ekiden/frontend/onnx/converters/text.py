@@ -1,4 +1,4 @@
-"""Operators on strings; see ekiden.frontend.common.text_value."""
+"""ONNX string operators (values: ekiden.frontend.common.text_value)."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ MEASURES = frozenset(("Shape", "Size"))
 
 
 def convert_text(node: Node, row: Row) -> Result:
-    """Convert a node that has strings among its inputs."""
+    """Convert a node with string inputs."""
 
     def apply(numbers: Node) -> Result:
+        """Convert the node on row numbers in place of strings."""
         return evaluate(numbers) or fold(numbers, row.convert(numbers))
 
     if node.proto.domain in ("", "ai.onnx"):
@@ -54,7 +55,7 @@ def convert_text(node: Node, row: Row) -> Result:
 
 
 def _pair(node: Node) -> tuple[TextValue, TextValue]:
-    """Return two inputs of strings, broadcast to one shape."""
+    """Return two string inputs broadcast to one shape."""
     first, second = text(node, 0), text(node, 1)
     node.scope.broadcasts(first.shape, second.shape)
     shape = broadcast_shape(first.shape, second.shape)
@@ -74,17 +75,20 @@ def _shaped(node: Node, data: Expr, shape: Sequence[PrimExpr]) -> TextValue:
 
 
 def _concat(node: Node) -> TextValue:
+    """Convert StringConcat."""
     first, second = _pair(node)
     return _shaped(node, op.text.concat(rows(first), rows(second)), first.shape)
 
 
 def _equal(node: Node) -> Expr:
+    """Convert Equal of strings: equal bytes at a common width."""
     first, second = _pair(node)
     width = common_width([first, second])
     return op.all(op.equal(widened(first, width), widened(second, width)), axis=-1)
 
 
 def _match(node: Node) -> Expr:
+    """Convert RegexFullMatch by the pattern's DFA."""
     try:
         tables = automaton(node.get_string("pattern", ""))
     except RegexError as error:
@@ -94,6 +98,7 @@ def _match(node: Node) -> Expr:
 
 
 def _split(node: Node) -> list[TextValue | Expr]:
+    """Convert StringSplit: substrings, padded with empty ones, and their counts."""
     strings = text(node, 0)
     delimiter, max_split = node.get_string("delimiter", ""), node.get_int("maxsplit", -1)
     data, zero = rows(strings), const(np.int64(0))
@@ -112,9 +117,7 @@ def _split(node: Node) -> list[TextValue | Expr]:
 
 @lru_cache(2)
 def case_table(upper: bool) -> tuple[Array, Array, Array]:
-    """Return the characters that change case: code points, and sizes and bytes of their
-    replacements.
-    """
+    """Return the case mapping: code points, and sizes and UTF-8 bytes of their replacements."""
     change = str.upper if upper else str.lower
     # Surrogates are no characters and cannot be encoded as UTF-8.
     every = (chr(p) for p in range(sys.maxunicode + 1) if not 0xD800 <= p < 0xE000)
@@ -124,11 +127,12 @@ def case_table(upper: bool) -> tuple[Array, Array, Array]:
 
 
 def in_case(data: Expr, upper: bool) -> Expr:
-    """Return rows of strings in upper or lower case."""
+    """Emit rows of strings in upper or lower case."""
     return op.text.change_case(data, *map(const, case_table(upper)))
 
 
 def _normalize(node: Node) -> TextValue:
+    """Convert StringNormalizer: remove stop words, then change case."""
     strings = text(node, 0)
     rank, action = len(strings.shape), node.get_string("case_change_action", "NONE")
     if rank != 1 and not (rank == 2 and known(strings.shape[0]) == 1):
@@ -143,7 +147,7 @@ def _normalize(node: Node) -> TextValue:
 
 
 def _without(node: Node, data: Expr, stop: Sequence[str], exact: bool) -> Expr:
-    """Return the strings that are not stop words; one empty string if none is left."""
+    """Emit the strings that are no stop words; one empty string if none is left."""
     probe = data if exact else in_case(data, upper=False)
     keys = sorted_texts({w if exact else w.lower() for w in stop})
     stays = op.less(op.text.find(probe, const(encode(keys))), const(np.int64(0)))

@@ -1,4 +1,4 @@
-"""Casts between strings and numbers.
+"""ONNX casts between strings and numbers.
 
 Strings that are not numbers are a run-time error. A number may have blanks around it; for an
 integer dtype the digits after a decimal point are dropped. Floats are formatted with eight
@@ -29,7 +29,7 @@ LAST_POWER = 308
 
 
 def numbers_of_text(node: Node, strings: TextValue, dtype: str) -> Expr:
-    """Parse strings as numbers of a dtype; a string that is not a number is a run-time error."""
+    """Emit strings parsed as numbers of a dtype; another text is a run-time error."""
     data = rows(strings)
     tables = automaton(FLOAT if is_float(dtype) else INTEGER)
     is_number = op.text.match(data, *map(const, tables))
@@ -45,17 +45,18 @@ def numbers_of_text(node: Node, strings: TextValue, dtype: str) -> Expr:
 
 
 def _columns(table: Expr, count: int) -> list[Expr]:
+    """Emit the columns of a table."""
     return [op.take(table, const(np.int64(i)), axis=1) for i in range(count)]
 
 
 def _power(exponents: Expr) -> Expr:
-    """Return 10 ** exponents for exponents from 0 to LAST_POWER."""
+    """Emit 10 ** exponents for exponents from 0 to MAX_DECIMAL_EXPONENT."""
     table = np.array([float(f"1e{e}") for e in range(LAST_POWER + 1)])
     return op.take(const(table), exponents, axis=0)
 
 
 def _scaled(value: Expr, exponents: Expr) -> Expr:
-    """Return float64 values times 10 ** exponents, in two steps where one would overflow."""
+    """Emit float64 values times 10 ** exponents, in two steps where one would overflow."""
     zero, last = const(np.int64(0)), const(np.int64(LAST_POWER))
     for sign, apply in ((1, op.multiply), (-1, op.divide)):
         remaining = op.maximum(op.multiply(exponents, const(np.int64(sign))), zero)
@@ -67,7 +68,7 @@ def _scaled(value: Expr, exponents: Expr) -> Expr:
 
 
 def _float(number_parts: Expr) -> Expr:
-    """Assemble float64 from columns of sign, digits and exponent."""
+    """Emit float64 from columns of sign, digits and exponent."""
     sign, digits, exponent = _columns(number_parts, 3)
     max_exponent = const(np.int64(LAST_POWER + MAX_DIGITS))
     exponent = op.minimum(op.maximum(exponent, op.negative(max_exponent)), max_exponent)
@@ -75,16 +76,18 @@ def _float(number_parts: Expr) -> Expr:
     value = op.where(
         op.equal(op.abs(sign), _number(INFINITE_SIGN)), const(np.inf, "float64"), value
     )
+    # The sign is a column of its own, so that -0.0 keeps it.
     value = op.where(op.less(sign, _number(0)), op.negative(value), value)
     return op.where(op.equal(sign, _number(NAN_SIGN)), const(np.nan, "float64"), value)
 
 
 def _number(value: int) -> Expr:
+    """Return an int64 scalar constant."""
     return const(np.int64(value))
 
 
 def text_of_numbers(node: Node, index: int = 0) -> TextValue:
-    """Format the numbers of an input as strings."""
+    """Emit the numbers of an input as strings."""
     shape, dtype = node.shape(index), node.dtype(index)
     data = op.reshape(node.expr(index), (product(shape),), allowzero=True)
     if is_float(dtype):
@@ -104,7 +107,7 @@ def text_of_numbers(node: Node, index: int = 0) -> TextValue:
 
 
 def _decimal(data: Expr) -> tuple[Expr, Expr, Expr]:
-    """Return the sign, PRECISION significant digits and exponent of floats."""
+    """Emit sign, SIGNIFICANT_DIGITS decimal digits and exponent of floats."""
     is_finite = op.isfinite(data)
     size = op.where(is_finite, op.abs(data), const(0.0, "float64"))
     is_zero = op.equal(size, const(0.0, "float64"))

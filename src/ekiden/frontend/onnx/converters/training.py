@@ -1,6 +1,4 @@
-"""Training operators (ai.onnx.preview.training): derivatives, and steps of optimisers, whose inputs
-are the learning rate, the step, then all tensors, all gradients and all states.
-"""
+"""ai.onnx.preview.training: Gradient, and one step of Adagrad, Adam and Momentum."""
 
 from __future__ import annotations
 
@@ -22,29 +20,33 @@ else:
 
 
 def _groups(node: Node, states: int) -> list[list[Expr]]:
-    """Return [tensor, gradient, states...] of each trained tensor."""
+    """Return [tensor, gradient, states...] per trained tensor."""
     operands = [node.expr(i) for i in range(2, len(node.inputs))]
     if len(operands) % (states + 2):
         node.unsupported(f"expected {states + 2} inputs for each tensor, got {len(operands)}")
     count = len(operands) // (states + 2)
+    # ONNX lists all tensors, then all gradients, then each kind of state: a stride picks one group.
     return [operands[i::count] for i in range(count)]
 
 
 def _columns(rows: Sequence[Sequence[Expr]]) -> list[Expr]:
+    """Return rows flattened column by column: all tensors, then all states."""
     return [result for column in zip(*rows, strict=True) for result in column]
 
 
 def _number(node: Node, value: float, like: Expr) -> Expr:
+    """Return a scalar constant of an expression's dtype."""
     return const(value, node.typed(like).dtype)
 
 
 def _regular(node: Node, x: Expr, gradient: Expr) -> Expr:
-    """Return the gradient with L2 regularisation: norm_coefficient * x added."""
+    """Emit the gradient with L2 regularisation: norm_coefficient * x added."""
     share = node.get_float("norm_coefficient", 0.0)
     return op.add(op.multiply(_number(node, share, x), x), gradient)
 
 
 def _step(node: Node) -> Expr:
+    """Emit the step number in the dtype of the learning rate."""
     return op.cast(node.expr(1), node.dtype(0))
 
 
@@ -73,6 +75,7 @@ def _adam(node: Node) -> list[Expr]:
     one, step = const(1, kind), _step(node)
 
     def missing(factor: float) -> Expr:
+        """Emit 1 - factor ** step."""
         return op.subtract(one, op.power(const(factor, kind), step))
 
     # Bias correction (Kingma and Ba 2015), folded into the rate: sqrt(1 - beta^t) / (1 - alpha^t).
@@ -82,6 +85,7 @@ def _adam(node: Node) -> list[Expr]:
     for x, gradient, mean, squares in _groups(node, 2):
 
         def mixed(old: Expr, new: Expr, share: float, like: Expr = x) -> Expr:
+            """Emit share * old + (1 - share) * new."""
             old_share = op.multiply(_number(node, share, like), old)
             return op.add(old_share, op.multiply(_number(node, 1 - share, like), new))
 
@@ -114,9 +118,7 @@ _DOMAIN = "ai.onnx.preview.training"
 
 
 def _gradient(node: Node) -> list[Expr]:
-    """Return the derivatives of `y` with respect to `xs`, which are inputs of the model, at the
-    node's inputs.
-    """
+    """Convert Gradient: derivatives of `y` by `xs`, at the node's inputs."""
     names = (*node.get_strings("xs"), *node.get_strings("zs"))
     y = node.scope.expr(node.named(node.get_string("y", "")))
     variables = [_parameter(node, n) for n in names]
@@ -132,10 +134,12 @@ def _gradient(node: Node) -> list[Expr]:
 
 
 def _field(value: Expr, index: int) -> Expr:
+    """Return a field of a tuple."""
     return value.fields[index] if isinstance(value, Tuple) else TupleGetItem(value, index)
 
 
 def _parameter(node: Node, name: str) -> Var:
+    """Return the variable of a model input; raise Unsupported for other tensors."""
     variable = node.scope.expr(node.named(name))
     if not isinstance(variable, Var) or variable not in node.scope.param_names:
         node.unsupported(f"{name!r} in 'xs' or 'zs' must be an input of the model")

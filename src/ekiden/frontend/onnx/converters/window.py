@@ -1,4 +1,4 @@
-"""Windows of convolution and pooling from their attributes: explicit and automatic padding."""
+"""Windows of ONNX convolution and pooling: explicit and automatic padding."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER", "")
 
 
 def auto_pad(node: Node) -> str:
-    """Return the node's `auto_pad`, one of AUTO_PADS; NOTSET where it is absent or empty."""
+    """Return the attribute `auto_pad`, NOTSET where it is absent or empty."""
     return node.get_string("auto_pad", "NOTSET") or "NOTSET"
 
 
 def check_rank(node: Node) -> None:
-    """Raise Unsupported unless the first input has one to three spatial axes."""
+    """Raise Unsupported unless input 0 has one to three spatial axes."""
     if node.rank(0) not in (3, 4, 5):
         node.unsupported(f"expected an input of rank 3, 4 or 5, got {node.rank(0)}")
 
 
 def read_window(node: Node, kernel: Sequence[Dim]) -> Window:
-    """Return the window of a node over the spatial axes of its first input."""
+    """Return the window of a node over the spatial axes of input 0."""
     rank, extents = len(kernel), node.shape(0)[2:]
     if node.rank(0) != rank + 2:
         node.unsupported(
@@ -42,7 +42,7 @@ def read_window(node: Node, kernel: Sequence[Dim]) -> Window:
 
 
 def _check_fit(node: Node, window: Window, pads: Sequence[int]) -> None:
-    """Require symbolic extents to be at least as large as a window."""
+    """Require symbolic extents to be at least as large as the window."""
     rounds_up, rank = node.get_int("ceil_mode", 0), len(window.strides)
     for i, extent in enumerate(node.shape(0)[2:]):
         if known(extent) is None or known(window.extents[i]) is None:

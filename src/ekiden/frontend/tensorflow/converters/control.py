@@ -1,4 +1,4 @@
-"""Functions, branches and loops, of both control flow versions.
+"""Control flow of TensorFlow: functions, branches and loops of versions 1 and 2.
 
 Version 2 has nodes that call functions. Version 1 has Switch, Merge and the nodes of a loop (see
 ekiden.frontend.tensorflow.plan); its Merge, or Exit, stands for the whole construct.
@@ -24,7 +24,7 @@ Run = Callable[[Sequence[Value]], list[Value]]
 
 
 def _condition(node: Node, index: int = 0) -> Value:
-    """Return a value as a boolean: whether it differs from zero."""
+    """Return a value as bool: whether it differs from zero."""
     value = node.value(index)
     if value.type.dtype == "bool":
         return value
@@ -44,6 +44,7 @@ def _call(node: Node) -> list[Value]:
 
 def _if(node: Node) -> list[Value]:
     inputs = [node.value(i) for i in range(1, len(node.inputs))]
+    # Control flow of version 2 keeps its branches as functions of the library.
     names = [node.function("then_branch"), node.function("else_branch")]
     runs = [partial(node.graph.call, n, inputs) for n in names]
     return choose(node, _condition(node), runs, ("the true branch", "the false branch"))
@@ -77,14 +78,14 @@ def _loop(
     node: Node, start: Sequence[Value], moving: Sequence[int], names: Sequence[str], test: Run,
     body: Run,
 ) -> list[Value]:  # fmt: skip
-    """Emit a loop that carries the values at the indices `moving`; the others are invariant."""
+    """Emit a loop that carries the values numbered `moving`; the others are loop invariant."""
 
     def with_invariants(values: Sequence[Value]) -> list[Value]:
         held = dict(zip(moving, values, strict=True))
         return [held.get(i, v) for i, v in enumerate(start)]
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Return one iteration: the body's values, and the test's verdict on them."""
+        """Import one iteration: the body, then the loop condition on its results."""
         outputs = body(with_invariants(values))
         after = [outputs[i] for i in moving]
         (again,) = test(with_invariants(after))
@@ -106,11 +107,14 @@ def _identity(node: Node) -> Value:
 
 
 def _switch(node: Node) -> list[Value]:
-    """Put the data on the output that the condition selects; the other output stays absent."""
+    """Convert Switch: bind the data to the output that the condition selects; the other output
+    stays unbound.
+    """
     condition = node.graph.plan.source(data_inputs(node.proto)[1])
     side = node.graph.decided(condition)
     if side is None:
         constant_condition = node.value(1).array
+        # A dead branch without a Merge can be dropped only where the condition is known.
         if constant_condition is None:
             node.unsupported("no Merge ends what it begins")
         side = int(constant_condition.item())
@@ -119,21 +123,20 @@ def _switch(node: Node) -> list[Value]:
 
 
 def _merge(node: Node) -> list[Value]:
-    """Convert a Merge: import each side in a subgraph where its condition is decided, and choose
-    between them.
-    """
+    """Convert Merge to a conditional whose branches import each side with the condition decided."""
     plan = node.graph.plan
     if plan.is_loop(node.proto):
         node.unsupported("no Exit ends its loop")
     condition, sides = plan.choice(node.proto)
 
     def run(side: int) -> list[Value]:
-        """Return the values of one side, imported in a subgraph where the condition is decided."""
+        """Import one side in a subgraph where the condition is decided."""
         inner = node.graph.inside()
         inner.taken[condition] = side
         return inner.values([sides[side]])
 
     runs = [partial(run, s) for s in range(len(sides))]
+    # Output 1 of a Switch is the true side, so the runs are in reverse order.
     if node.dtype(0) == "bool":
         names = ("the true branch", "the false branch")
         (chosen,) = choose(node, _condition(node), [runs[1], runs[0]], names)
@@ -144,24 +147,25 @@ def _merge(node: Node) -> list[Value]:
 
 
 def _exit(node: Node) -> Value:
-    """Convert the whole loop that ends here; its other exits get their values as well."""
+    """Convert the whole loop that ends at this Exit; its other exits are bound as well."""
     graph, frame = node.graph, node.graph.plan.frame(node.proto)
     variables = frame.variables
     start = [node.value(i) for i in range(len(variables))]
     moving = [i for i, v in enumerate(variables) if _is_moving(node, frame, i)]
 
     def test(values: Sequence[Value]) -> list[Value]:
-        """Return whether another iteration follows, with the variables at their Merges."""
+        """Import the loop condition with the variables bound to their Merges."""
         inner = graph.inside()
         inner.env.put({f"{v.merge}:0": x for v, x in zip(variables, values, strict=True)})
         return inner.values([frame.condition])
 
     def body(values: Sequence[Value]) -> list[Value]:
-        """Return the variables after an iteration; each is visible at its Merge and at output 1 of
-        its Switch.
+        """Import one iteration; each variable is bound to its Merge and to output 1 of its
+        Switch.
         """
         inner = graph.inside()
         for variable, value in zip(variables, values, strict=True):
+            # Output 1 of a loop's Switch feeds the body, output 0 its Exit.
             inner.env.put({f"{variable.merge}:0": value, f"{variable.switch}:1": value})
         return inner.values([v.after for v in variables])
 

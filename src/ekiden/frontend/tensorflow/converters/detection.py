@@ -16,7 +16,9 @@ from ekiden.topi.dimensions import known
 
 
 def _selected(node: Node) -> Expr:
-    """Return the indices of the selected boxes; their number is data dependent."""
+    """Convert NonMaxSuppression up to V3: the indices of the selected boxes, whose number depends
+    on data.
+    """
     overlap = node.expr(3) if len(node.inputs) > 3 else const(node.real("iou_threshold", 0.5))
     score_threshold = node.expr(4) if len(node.inputs) > 4 else const(-np.inf, node.dtype(1))
     max_boxes = op.reshape(node.expr(2), ())
@@ -24,7 +26,9 @@ def _selected(node: Node) -> Expr:
 
 
 def _padded(node: Node) -> Sequence[Expr]:
-    """Convert NonMaxSuppression V4 and V5; padded with 0 if `pad_to_max_output_size`."""
+    """Convert NonMaxSuppression V4 and V5; the results are zero-padded if
+    `pad_to_max_output_size`.
+    """
     return suppressed(node, node.op.endswith("V5"), node.flag("pad_to_max_output_size"))
 
 
@@ -62,6 +66,7 @@ def _combined(node: Node) -> list[Expr]:
     corners = op.where(op.expand_dims(holds, 2), corners, op.zeros_like(corners))
     score = op.where(holds, best, op.zeros_like(best))
     label = op.where(holds, op.cast(label, node.dtype(1)), op.zeros_like(score))
+    # topk cannot return more than there are candidates; TensorFlow still pads to the limit.
     missing = max(limit - count * classes, 0)
     padded_outputs: list[Expr] = [
         op.nn.pad(corners, ((0, 0), (0, missing), (0, 0))) if missing else corners,

@@ -20,7 +20,7 @@ def _number(node: Node, value: float) -> Expr:
 
 
 def _div_no_nan(node: Node) -> Expr:
-    """Return the quotient, 0 where the divisor is 0."""
+    """Emit the quotient, 0 where the divisor is 0."""
     zero = _number(node, 0)
     is_zero = op.equal(node.expr(1), zero)
     # Dividing by 1 there keeps infinities and NaN out of the branch that is not selected.
@@ -31,11 +31,13 @@ def _div_no_nan(node: Node) -> Expr:
 def _multiply_no_nan(node: Node) -> Expr:
     zero = _number(node, 0)
     product = op.multiply(node.expr(0), node.expr(1))
+    # 0 wins over infinities and NaN of the first factor.
     return op.where(op.equal(node.expr(1), zero), zero, product)
 
 
 def _xlogy(node: Node) -> Expr:
     zero = _number(node, 0)
+    # 0 * log(0) is NaN and must be 0.
     product = op.multiply(node.expr(0), op.log(node.expr(1)))
     return op.where(op.equal(node.expr(0), zero), zero, product)
 
@@ -47,7 +49,7 @@ def _bias_add(node: Node) -> Expr:
 
 
 def _floor_div(node: Node) -> Expr:
-    """Return the floor quotient; of floats the rounded quotient, floored: 1 // 0.1 is 10."""
+    """Emit floor division; floats floor the rounded quotient, so 1 // 0.1 is 10."""
     x, y = node.expr(0), node.expr(1)
     return op.floor(op.divide(x, y)) if is_float(node.dtype(0)) else op.floor_divide(x, y)
 
@@ -62,6 +64,7 @@ def _clip(node: Node) -> Expr:
 
 def _cast(node: Node) -> Expr:
     dtype = node.dtype_of("DstT")
+    # A cast would truncate 0.5 to 0 first; TensorFlow compares with 0.
     if is_float(node.dtype(0)) and dtype == "bool":
         return op.not_equal(node.expr(0), _number(node, 0))
     return op.cast(node.expr(0), dtype)

@@ -1,4 +1,4 @@
-"""tf.linalg: decompositions, solutions, inverses, determinants."""
+"""tf.linalg: decompositions, linear solves, inverses, determinants, diagonals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _matrix(node: Node) -> tuple[Expr, Shape, str]:
 
 
 def _sides(node: Node) -> tuple[Expr, Expr, Shape]:
-    """Return a matrix, right-hand sides whose batch must equal the matrix's, and their shape."""
+    """Return a matrix, right-hand sides of the same batch, and the shape of the solution."""
     matrix_shape, sides_shape = node.shape(0), node.shape(1)
     node.scope.same(matrix_shape[:-2], sides_shape[:-2])
     shape = (*matrix_shape[:-2], *sides_shape[-2:])
@@ -46,6 +46,7 @@ def _solve(node: Node) -> Expr:
 
 def _triangular_solve(node: Node) -> Expr:
     matrix, right, shape = _sides(node)
+    # The attribute's default is true.
     lower = node.flag("lower") or not node.has("lower")
     if node.flag("adjoint"):
         matrix, lower = transposed(matrix, len(shape)), not lower
@@ -66,7 +67,7 @@ def _qr(node: Node) -> list[Expr]:
 
 
 def _svd(node: Node) -> list[Expr]:
-    """Convert Svd: singular values, U, and V, which TensorFlow does not transpose."""
+    """Convert Svd: singular values, U, and V, which TensorFlow returns untransposed."""
     matrix, shape, _ = _matrix(node)
     decomposition = op.linalg.svd(matrix, node.flag("full_matrices"))
     u, values, v_transposed = (TupleGetItem(decomposition, at) for at in range(3))
@@ -97,7 +98,7 @@ def _one_diagonal(node: Node) -> int:
 
 
 def _diag(node: Node) -> Expr:
-    """Return matrices of padding with diagonal k: square, or of the given size.
+    """Convert MatrixDiag: matrices of padding with diagonal k, square or of the given size.
 
     An extent that is not given is as small as the diagonal allows.
     """
@@ -121,7 +122,9 @@ def _set_diag(node: Node) -> Expr:
 
 
 def _diag_part(node: Node) -> Expr:
-    """Return the main diagonal; of a non-square matrix, that of its leading square block."""
+    """Convert MatrixDiagPart for the main diagonal; a non-square matrix is cut to its leading
+    square.
+    """
     if len(node.inputs) > 1 and _one_diagonal(node) != 0:
         node.unsupported("the main diagonal is supported, no other")
     shape, data = node.shape(0), node.expr(0)

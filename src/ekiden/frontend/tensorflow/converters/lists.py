@@ -1,4 +1,4 @@
-"""Lists of tensors: TensorList of control flow v2, TensorArray of v1.
+"""Lists of tensors: TensorList of control flow version 2, TensorArray of version 1.
 
 Both are sequences (see ekiden.frontend.common.sequence_value). A list of a declared length whose
 element shape is known starts with zeros; any other starts empty and is filled from the front. The
@@ -37,6 +37,7 @@ def _list(node: Node, index: int = 0) -> SequenceValue:
 
 
 def _reserved(dims: Sequence[int] | None, count: int | None, dtype: str) -> SequenceValue:
+    # Without a complete element shape the list starts empty; writes then append in order.
     if dims is None or -1 in dims or count is None or count > MOST:
         return SequenceValue((), dtype=dtype)
     # The sizes come from an untrusted model file: do not allocate whatever they say.
@@ -68,13 +69,15 @@ def _empty(node: Node) -> Value:
 
 
 def _array(node: Node) -> list[Value]:
-    """(handle, flow): the same list."""
+    """Convert TensorArrayV3 to (handle, flow), which are the same list."""
+    # The flow output only orders side effects; carrying the list in it gives every reader the
+    # newest one.
     reserved = _reserved(node.shape_of("element_shape"), _count(node, 0), node.dtype_of("dtype"))
     return [reserved, reserved]
 
 
 def _written(node: Node, elements: SequenceValue, position: Value, new: Value) -> Value:
-    """Return the list with element `position` replaced, or appended if it is one past the last."""
+    """Replace element `position` of a list, or append where it is one past the end."""
     if elements.items is not None and position.array is not None:
         at, items = int(position.array.item()), list(elements.items)
         if not 0 <= at <= len(items):
@@ -99,7 +102,7 @@ def _set_item(node: Node) -> Value:
 
 
 def _array_write(node: Node) -> Value:
-    """(handle, index, value, flow)"""
+    """Convert TensorArrayWriteV3 (handle, index, value, flow)."""
     return _written(node, _list(node, 3), node.value(1), node.value(2))
 
 
@@ -122,7 +125,7 @@ def _get_item(node: Node) -> Value:
 
 
 def _array_read(node: Node) -> Value:
-    """(handle, index, flow)"""
+    """Convert TensorArrayReadV3 (handle, index, flow)."""
     return _read(node, _list(node, 2), node.value(1))
 
 
@@ -131,13 +134,14 @@ def _push_back(node: Node) -> Value:
     if elements.items is not None and elements.items:
         return SequenceValue([*elements.items, new], dtype=elements.dtype)
     first = elements.items == ()
+    # Elements of different shapes share a type whose differing dimensions are unknown.
     both = SequenceValue([new], element=None if first else elements.joined()).joined()
     existing = node.scope.sequence(elements, both)
     return node.scope.bound(sequence.append(existing, node.scope.relaxed(node.expr(1), both)))
 
 
 def _pop_back(node: Node) -> list[Value]:
-    """Return (the list without its last element, that element)."""
+    """Convert TensorListPopBack: (the list without its last element, that element)."""
     elements = _list(node)
     if elements.items is not None:
         if not elements.items:
@@ -156,7 +160,7 @@ def _length(node: Node, elements: SequenceValue) -> Value:
 
 
 def _stack(node: Node, elements: SequenceValue, length: PrimExpr | None) -> Value:
-    """Return all elements stacked along a new first axis."""
+    """Stack all elements along a new first axis."""
     if elements.items:
         tensors = [node.scope.expr(v) for v in elements.items]
         return node.scope.bound(node.scope.spanned(op.stack(tensors, axis=0)))
@@ -171,7 +175,7 @@ def _list_stack(node: Node) -> Value:
 
 
 def _array_gather(node: Node) -> Value:
-    """(handle, indices, flow)"""
+    """Convert TensorArrayGatherV3 (handle, indices, flow)."""
     elements, indices = _list(node, 2), node.value(1)
     every = _stack(node, elements, _extent(indices))
     if _is_count(indices):
@@ -181,7 +185,7 @@ def _array_gather(node: Node) -> Value:
 
 
 def _extent(indices: Value) -> PrimExpr | None:
-    """Return the number of elements if the constant indices are 0, 1, 2, ..., else None."""
+    """Return the number of constant indices if they are 0, 1, 2, ...; else None."""
     return as_dim(indices.array.size) if _is_count(indices) and indices.array is not None else None
 
 
@@ -189,12 +193,13 @@ def _is_count(indices: Value) -> bool:
     """Return whether indices are 0, 1, 2, ...: constants, or the result of arange."""
     if indices.array is not None:
         return bool(np.array_equal(indices.array, np.arange(indices.array.size)))
+    # TensorArray.stack gathers with range(size): no element is reordered.
     called = getattr(getattr(indices.expr, "op", None), "name", "")
     return bool(called.rpartition(".")[2] == "arange")
 
 
 def _parts(node: Node, index: int) -> Value:
-    """Return the rows of a tensor as a list."""
+    """Unstack a tensor into the list of its rows."""
     extent, kind = number(node.shape(index)[0]), node.type(index)
     if extent is not None and extent <= MOST:
         rows = [op.take(node.expr(index), const(np.int32(i)), axis=0) for i in range(extent)]
@@ -210,14 +215,14 @@ def _from_tensor(node: Node) -> Value:
 
 
 def _array_scatter(node: Node) -> Value:
-    """(handle, indices, value, flow), of all indices in turn."""
+    """Convert TensorArrayScatterV3 (handle, indices, value, flow) of all indices in order."""
     if not _is_count(node.value(1)):
         node.unsupported("the indices must be 0, 1, 2, ...")
     return _parts(node, 2)
 
 
 def _array_split(node: Node) -> Value:
-    """Convert TensorArraySplitV3 (handle, value, lengths, flow): pieces of these lengths along axis
+    """Convert TensorArraySplitV3 (handle, value, lengths, flow): slices of these lengths along axis
     0.
     """
     sizes = node.axes(2, "lengths")
@@ -238,7 +243,9 @@ def _resize(node: Node) -> Value:
 
 
 def _joined(node: Node, index: int, lengths: bool = True) -> list[Value]:
-    """Return (the elements concatenated along the first axis, their extents if known)."""
+    """Concatenate the elements along the first axis; return the result and their extents
+    if known.
+    """
     elements = _list(node, index)
     if elements.items:
         exprs: list[Expr] = [node.scope.expr(v) for v in elements.items]

@@ -16,7 +16,7 @@ from ekiden.topi.dimensions import known as number
 
 
 def _scatter(mode: str) -> Row:
-    """Return the row of TensorScatter{mode}: (data, indices, updates)."""
+    """Return the row of TensorScatter{mode} (data, indices, updates)."""
     name = f"TensorScatter{mode.title()}"
 
     def convert(node: Node) -> Expr:
@@ -26,7 +26,7 @@ def _scatter(mode: str) -> Row:
 
 
 def _bin_count(node: Node) -> Expr:
-    """Return how often each number below `size` occurs in a row, or the sum of its weights."""
+    """Convert DenseBincount: count each number below `size` in a row, or sum its weights."""
     (size,), dtype = node.axes(1, "size"), node.dtype(2)
     one, none = const(1, dtype), const(0, dtype)
     met = op.one_hot(node.expr(0), one, none, size, -1, dtype)
@@ -43,7 +43,7 @@ def _invert_permutation(node: Node) -> Expr:
 
 
 def _roll(node: Node) -> Expr:
-    """Roll elements along axes; those pushed beyond the end return at the front."""
+    """Convert Roll: rotate elements along axes."""
     rolled = node.expr(0)
     for shift, axis in zip(node.axes(1, "shift"), node.axes(2, "axis"), strict=True):
         at = node.axis(axis, node.rank(0))
@@ -52,6 +52,7 @@ def _roll(node: Node) -> Expr:
             node.unsupported(f"axis {axis} must be known")
         # Avoid a modulo by 0 for an empty axis.
         if extent:
+            # Element i of the result is element i - shift of the input, modulo the extent.
             moved = op.add(iota(extent), const(np.int64(-shift % extent)))
             order = op.floor_mod(moved, const(np.int64(extent)))
             rolled = op.take(rolled, order, axis=at)
@@ -59,7 +60,9 @@ def _roll(node: Node) -> Expr:
 
 
 def _band_part(node: Node) -> Expr:
-    """Keep at most `num_lower` sub-diagonals and `num_upper` super-diagonals; -1 keeps all."""
+    """Convert MatrixBandPart: keep `num_lower` sub-diagonals and `num_upper` super-diagonals; -1
+    keeps all.
+    """
     (below,), (above,) = node.axes(1, "num_lower"), node.axes(2, "num_upper")
     rows, columns = (number(d) for d in node.shape(0)[-2:])
     if rows is None or columns is None:
@@ -80,13 +83,12 @@ def _lin_space(node: Node) -> Expr:
     steps = op.cast(op.divide(iota(count, "float64"), const(float(last), "float64")), node.dtype(0))
     values = op.add(start, op.multiply(op.subtract(stop, start), steps))
     # the last one is not rounded
+    # start + (stop - start) * 1 may differ from stop by rounding; TensorFlow returns stop exactly.
     return op.where(op.equal(iota(count), const(np.int64(last))), stop, values)
 
 
 def _unique(node: Node) -> list[Expr]:
-    """Convert Unique and UniqueWithCounts: values, index of each element, and for the latter
-    counts.
-    """
+    """Convert Unique and UniqueWithCounts: values, inverse indices, and for the latter counts."""
     dtype = node.dtype_of("out_idx", "int32")
     values, *index_outputs = uniques(node.expr(0), node.op == "UniqueWithCounts")
     return [values, *(op.cast(e, dtype) for e in index_outputs)]

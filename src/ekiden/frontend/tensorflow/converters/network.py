@@ -30,7 +30,8 @@ def _layout(node: Node) -> str:
 
 
 def _along(node: Node, name: str, layout: str) -> tuple[int, ...]:
-    """Return an attribute's values for the spatial axes; 1 where it is not given.
+    """Return an attribute's values for the spatial axes, 1 where it is absent; other axes must be
+    1.
 
     Raises:
         Unsupported: The values for the batch or the channels differ from 1.
@@ -43,7 +44,7 @@ def _along(node: Node, name: str, layout: str) -> tuple[int, ...]:
 
 
 def _window(node: Node, layout: str, kernel: Sequence[int], gaps: str = "dilations") -> Window:
-    """Return the window over the first input; `gaps` is the attribute of its dilations."""
+    """Return the window over the first input; `gaps` names the attribute of its dilations."""
     strides, dilations = _along(node, "strides", layout), _along(node, gaps, layout)
     kind, none = node.text("padding"), (0,) * len(kernel)
     # SAME padding depends on the data extents: ceil(extent / stride) outputs, the odd element at
@@ -59,9 +60,7 @@ def _window(node: Node, layout: str, kernel: Sequence[int], gaps: str = "dilatio
 
 
 def _conv(node: Node) -> Expr:
-    """Convert a convolution; weights (..., in, out) with fewer `in` than data channels
-    make groups.
-    """
+    """Convert Conv2D and Conv3D; fewer weight input channels than data channels make groups."""
     layout = _layout(node)
     *kernel, depth, out = shared.weight_extents(node, 1, len(layout))
     channels = known(node.shape(0)[layout.index("C")])
@@ -74,7 +73,7 @@ def _conv(node: Node) -> Expr:
 
 
 def _depthwise(node: Node) -> Expr:
-    """Convert a depthwise convolution; weights (height, width, in, multiplier)."""
+    """Convert DepthwiseConv2dNative, whose weights are [height, width, in, multiplier]."""
     layout = _layout(node)
     *kernel, depth, times = shared.weight_extents(node, 1, 4)
     # A grouped convolution with one input channel per group: (height, width, 1, in * multiplier).
@@ -86,9 +85,10 @@ def _depthwise(node: Node) -> Expr:
 
 
 def _transposed(node: Node) -> Expr:
-    """Convert a transposed convolution: (result shape, weights (.., out, in), data)."""
+    """Convert Conv2DBackpropInput: (result shape, weights [..., out, in], data)."""
     layout = _layout(node)
     shape = shared.weight_extents(node, 1, len(layout))
+    # Input 0 holds the result's shape; the window needs that of the gradient, input 2.
     is_same, data = node.text("padding") == "SAME", node.with_inputs([node.value(2)])
     sizes = node.dims(0, "input_sizes")
     weight = op.transpose(node.expr(1), (len(shape) - 1, len(shape) - 2, *range(len(shape) - 2)))
@@ -100,7 +100,7 @@ def _transposed(node: Node) -> Expr:
 
 def _pool(pool: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
-        """Pool in the operator's layout, 2D or 3D."""
+        """Convert 2D or 3D pooling in the operator's data format."""
         layout = _layout(node)
         window = _window(node, layout, _along(node, "ksize", layout))
         return pool(node, node.expr(0), window, layout)
@@ -119,6 +119,7 @@ def _batch_mat_mul(node: Node) -> Expr:
 def _product(node: Node, turns_a: bool, turns_b: bool) -> Expr:
     a, weight = node.expr(0), node.value(1).array
     a = transposed(a, node.rank(0)) if turns_a else a
+    # A constant weight makes it nn.dense, whose kernels pack the weight when compiling.
     if weight is not None and weight.ndim == 2:  # dense has it as (out, in): a view
         return op.nn.dense(a, const(weight if turns_b else weight.T))
     b = transposed(node.expr(1), node.rank(1)) if turns_b else node.expr(1)
@@ -131,7 +132,7 @@ def _einsum(node: Node) -> Expr:
 
 
 def _batch_norm(node: Node) -> list[Expr]:
-    """Convert FusedBatchNorm with given statistics; batch statistics are for training and
+    """Convert FusedBatchNorm in inference; statistics of the batch are for training and
     unsupported.
     """
     if node.has("is_training") and node.flag("is_training"):
@@ -145,7 +146,7 @@ def _batch_norm(node: Node) -> list[Expr]:
 
 
 def _global_norm(node: Node) -> Expr:
-    """(data, means, variances, shift, scale) of the last axis."""
+    """Convert BatchNormWithGlobalNormalization (data, mean, variance, shift, scale)."""
     data, mean, variance, shift, scale = node.exprs()
     width = op.rsqrt(op.add(variance, const(node.real("variance_epsilon"), node.dtype(0))))
     width = op.multiply(width, scale) if node.flag("scale_after_normalization") else width
@@ -153,7 +154,7 @@ def _global_norm(node: Node) -> Expr:
 
 
 def _dilation(node: Node) -> Expr:
-    """Return the maxima over windows of NHWC data plus weights (height, width, in)."""
+    """Convert Dilation2D: maxima over windows of NHWC data plus weights [height, width, in]."""
     height, width, _ = shared.weight_extents(node, 1, 3)
     window = _window(node, "NHWC", (height, width), "rates")
     data = node.expr(0)
@@ -176,6 +177,7 @@ def _lstm_cell(node: Node) -> list[Expr]:
     sides = op.concatenate([x, output], axis=1)
     gate_inputs = op.split(op.add(op.nn.matmul(sides, weight), bias), 4, axis=1)
     take, new, keep, show = (gate_inputs[i] for i in range(4))
+    # TensorFlow adds the forget bias at run time instead of storing it in the bias vector.
     keep = op.add(keep, const(node.real("forget_bias", 1.0), node.dtype(0)))
     eyes = holes if node.flag("use_peephole") else (None, None, None)
     gates = [gate(take, eyes[0]), gate(keep, eyes[1]), gate(new), gate(show, eyes[2])]

@@ -14,13 +14,13 @@ def _softmax(node: Node) -> Expr:
 
 
 def _l2_loss(node: Node) -> Expr:
-    """Half the sum of squares."""
+    """Convert L2Loss: half the sum of squares."""
     total = op.sum(op.multiply(node.expr(0), node.expr(0)))
     return op.multiply(total, const(0.5, node.dtype(0)))
 
 
 def _cross_entropy(node: Node) -> list[Expr]:
-    """Convert (logits, label distribution) to the loss of each row, and its gradient."""
+    """Convert SoftmaxCrossEntropyWithLogits: the loss of each row, and its gradient."""
     scores, labels = node.exprs()
     node.scope.same(node.shape(0), node.shape(1))
     loss = op.negative(op.sum(op.multiply(labels, op.nn.log_softmax(scores, axis=-1)), axis=[-1]))
@@ -29,8 +29,8 @@ def _cross_entropy(node: Node) -> list[Expr]:
 
 
 def _sparse_cross_entropy(node: Node) -> list[Expr]:
-    """Convert (logits [rows, classes], class of each row) to the loss of each row, and its
-    gradient.
+    """Convert SparseSoftmaxCrossEntropyWithLogits (logits [rows, classes], class of each row): loss
+    and gradient.
     """
     scores, dtype = node.expr(0), node.dtype(0)
     node.scope.same(node.shape(0)[:1], node.shape(1))
@@ -38,6 +38,7 @@ def _sparse_cross_entropy(node: Node) -> list[Expr]:
     one, none = const(1, dtype), const(0, dtype)
     labels = op.one_hot(node.expr(1), one, none, classes, -1, dtype)
     label_column = op.expand_dims(node.expr(1), axis=1)
+    # Picking one logarithm per row avoids the product with a one-hot matrix.
     label_log_probs = op.gather(op.nn.log_softmax(scores, axis=-1), 1, label_column)
     loss = op.negative(op.squeeze(label_log_probs, axis=[1]))
     return [loss, op.subtract(op.nn.softmax(scores, axis=-1), labels)]

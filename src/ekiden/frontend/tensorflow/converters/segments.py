@@ -16,13 +16,15 @@ from ekiden.topi.dimensions import Dim, known
 
 
 def _count(node: Node, index: int, ids: Expr) -> Dim:
-    """Return the number of segments: an input's value, else the largest id plus one."""
+    """Return the number of segments: an input's value, else the largest id plus 1."""
     return node.dims(index, "num_segments")[0] if len(node.inputs) > index else length_of(node, ids)
 
 
 def _sorted(kind: str) -> Converter:
     def convert(node: Node) -> Expr:
-        """Reduce (data, segment ids); an empty segment is 1 for products, else 0."""
+        """Convert a segment reduction (data, segment ids); an empty segment is 1 for products, else
+        0.
+        """
         ids, count = node.expr(1), _count(node, 2, node.expr(1))
         reduced = combined_rows(node, kind, node.expr(0), ids, count)
         if neutral(kind, "int32") in (0, 1):  # which such a segment has already
@@ -38,12 +40,11 @@ def _mean(node: Node) -> Expr:
 
 
 def _averaged(node: Node, data: Expr, ids: Expr, at: int, roots: bool) -> Expr:
-    """Return segment sums divided by the number of rows or its square root; 0 for empty
-    segments.
-    """
+    """Divide segment sums by the number of rows or its square root; empty segments are 0."""
     kind = node.typed(data)
     count = _count(node, at, ids)
     rows = counted_rows(node, ids, count, kind.dtype, len(kind.shape))
+    # An empty segment has the sum 0, which a divisor of 1 keeps.
     rows = op.maximum(rows, const(1, kind.dtype))
     rows = op.sqrt(rows) if roots else rows
     return op.divide(combined_rows(node, "add", data, ids, count), rows)
@@ -51,7 +52,9 @@ def _averaged(node: Node, data: Expr, ids: Expr, at: int, roots: bool) -> Expr:
 
 def _sparse(how: str) -> list[Row]:
     def convert(node: Node) -> Expr:
-        """Reduce the selected rows: (data, row indices, segment ids, number of segments)."""
+        """Convert a sparse segment reduction (data, row indices, segment ids, number of
+        segments).
+        """
         data, ids = taken(node, node.expr(0), node.expr(1), 0, 0), node.expr(2)
         if how == "Sum":
             return combined_rows(node, "add", data, ids, _count(node, 3, ids))
@@ -64,14 +67,14 @@ def _sparse(how: str) -> list[Row]:
 
 
 def _add(node: Node) -> Expr:
-    """Add sparse to dense: (coordinates, values, shape, dense tensor)."""
+    """Convert SparseTensorDenseAdd (coordinates, values, shape, dense tensor)."""
     coordinates = op.transpose(node.expr(0), (1, 0))
     return op.scatter_nd(node.expr(3), coordinates, node.expr(1), "add")
 
 
 def _product(node: Node) -> Expr:
-    """Multiply sparse by dense (coordinates, values, shape, dense matrix): scaled rows, summed by
-    row.
+    """Convert SparseTensorDenseMatMul (coordinates, values, shape, dense matrix): scaled rows,
+    summed by segment.
     """
     shape, flipped = node.dims(2, "shape"), node.flag("adjoint_a")
     row, column = (op.take(node.expr(0), const(np.int32(i)), axis=1) for i in (0, 1))
@@ -82,9 +85,7 @@ def _product(node: Node) -> Expr:
 
 
 def _fill_rows(node: Node) -> Result:
-    """Convert SparseFillEmptyRows: (coordinates, values, which rows were empty); the reverse index
-    map is missing.
-    """
+    """Convert SparseFillEmptyRows; its reverse index map is not supported."""
     filled = op.sparse_fill_empty_rows(*node.exprs())
     return [filled[0], filled[1], filled[2], None]
 
@@ -98,11 +99,10 @@ def _reshape(node: Node) -> list[Expr]:
 
 
 def _bin_count(node: Node) -> Expr:
-    """Count (numbers, number of bins, weights), or sum the weights; numbers beyond the bins are
-    ignored.
-    """
+    """Convert Bincount (numbers, number of bins, weights); numbers beyond the bins are ignored."""
     (size,), dtype = node.dims(1, "size"), node.dtype(2)
     flat = op.reshape(node.expr(0), (-1,))
+    # Numbers from `size` on are not counted: segment -1 is dropped.
     nowhere = op.full_like(flat, const(-1, node.dtype(0)))
     bin_index = op.where(op.less(flat, op.reshape(node.expr(1), ())), flat, nowhere)
     has_none = known(node.shape(2)[0]) == 0 if node.rank(2) else False

@@ -49,7 +49,7 @@ def _strided_slice(node: Node) -> Result:
 
 
 def _element(node: Node) -> Expr:
-    """Return x[i] for a data-dependent index; other axes stay whole."""
+    """Emit x[i] for a data-dependent index along the first axis."""
     count = node.shape(1)[0]
     has_others = node.number("new_axis_mask") or node.number("ellipsis_mask")
     if not prim.is_const(count, 1) or has_others:
@@ -92,7 +92,7 @@ def _gather(node: Node) -> Expr:
 
 
 def _axes_to_squeeze(node: Node) -> list[int]:
-    """Return the axes to remove, counted from the front; none if all of extent 1 go."""
+    """Return the normalized axes to remove; none if all of extent 1 are meant."""
     return [node.axis(a, node.rank(0)) for a in node.ints("squeeze_dims") or node.ints("axis")]
 
 

@@ -18,10 +18,13 @@ _ANY = ("resource",)
 def _run(
     node: Node, index: int, inputs: Sequence[Value], variable_names: Sequence[str]
 ) -> list[Value]:
-    """Import a subgraph; return its outputs and, behind them, these variables, whose current values
-    are restored.
+    """Import a subgraph without its side effects; return its outputs, then the new values of these
+    variables.
     """
     current = node.graph.shared.variables.now
+    # Both branches of a conditional start from the same variables: a branch's assignments are
+    # undone and returned.
+    # Branches assign variables in place: their state is restored, and passed as results instead.
     before = dict(current)
     outputs = node.graph.inside(index).run(inputs)
     after = [current[name] for name in variable_names]
@@ -31,7 +34,7 @@ def _run(
 
 
 def _keep(node: Node, variable_names: Sequence[str], values: Sequence[Value]) -> list[Value]:
-    """Return the outputs without the variables behind them, which are assigned."""
+    """Assign the variables that follow a branch's outputs; return the outputs."""
     count = len(values) - len(variable_names)
     node.graph.shared.variables.now.update(zip(variable_names, values[count:], strict=True))
     return list(values[:count])
@@ -45,8 +48,8 @@ def _if(node: Node) -> list[Value]:
 
 
 def _while(node: Node) -> list[Value]:
-    """Convert WHILE: variables are carried like other values; which variable an input is cannot
-    change.
+    """Convert WHILE; variables are carried like other values, resource handles are loop
+    invariant.
     """
     test, body = node.option("CondSubgraphIndex"), node.option("BodySubgraphIndex")
     operands, variable_names = [node.value(i) for i in range(len(node.inputs))], _changed(node)
@@ -55,9 +58,7 @@ def _while(node: Node) -> list[Value]:
     start = [*(operands[i] for i in carried_indices), *(current[name] for name in variable_names)]
 
     def inputs(values: Sequence[Value]) -> list[Value]:
-        """Return a subgraph's inputs: carried values at their indices, the loop's operands at the
-        others; variables are assigned.
-        """
+        """Return a subgraph's inputs with the carried values in place; variables are assigned."""
         current.update(zip(variable_names, values[len(carried_indices) :], strict=True))
         carried = dict(zip(carried_indices, values, strict=False))
         return [carried.get(i, v) for i, v in enumerate(operands)]
@@ -71,6 +72,7 @@ def _while(node: Node) -> list[Value]:
 
     before = dict(current)
     (go,) = _run(node, test, operands, ())
+    # A condition that is false at once runs no iteration, so no loop is emitted.
     if go.array is not None and not go.array.item():
         return operands
     inner = node.graph.inside(body).names
@@ -85,13 +87,14 @@ def _while(node: Node) -> list[Value]:
 
 
 def _changed(node: Node) -> list[str]:
-    """Return the names of the variables that have values here, which a graph may change."""
+    """Return the names of the initialized variables, any of which a subgraph may assign."""
     return list(node.graph.shared.variables.now)
 
 
 def _call_once(node: Node) -> list[Value]:
-    """Convert CALL_ONCE: what its subgraph assigns are the variables' initial values."""
+    """Convert CALL_ONCE: the assignments of its subgraph are the variables' initial values."""
     shared = node.graph.shared
+    # Initial values are set once per program, not per run of a branch or body.
     if shared.is_nested:
         node.unsupported("it stands inside another graph")
     shared.variables.is_initial = True

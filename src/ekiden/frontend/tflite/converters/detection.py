@@ -1,4 +1,4 @@
-"""TFLite_Detection_PostProcess: decoding of a detector's boxes, and non-maximum suppression."""
+"""TFLite_Detection_PostProcess: box decoding and non-maximum suppression of SSD detectors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _columns(data: Expr, axis: int) -> list[Expr]:
 
 
 def _boxes(node: Node, options: Mapping[str, Any]) -> Expr:
-    """Decode box offsets from anchors, in units of these: [boxes, (top, left, bottom, right)]."""
+    """Decode box offsets relative to their anchors: [boxes, (top, left, bottom, right)]."""
     y, x, height, width = _columns(op.reshape(node.expr(0), (-1, 4)), 1)
     at_y, at_x, tall, wide = _columns(op.reshape(node.expr(2), (-1, 4)), 1)
     sides = []
@@ -37,6 +37,7 @@ def _boxes(node: Node, options: Mapping[str, Any]) -> Expr:
     ):
         centre = op.multiply(op.divide(offset, _float(options[name])), extent)
         centre = op.add(centre, middle)
+        # SSD's box coding: sizes are logarithms of the ratio to the anchor (Liu et al. 2016).
         half = op.multiply(op.exp(op.divide(size, _float(options[length]))), extent)
         half = op.multiply(half, _float(0.5))
         sides.append((op.subtract(centre, half), op.add(centre, half)))
@@ -49,7 +50,7 @@ def _float(value: float) -> Expr:
 
 
 def _detection(node: Node) -> list[Expr]:
-    """Convert the operator: return boxes [1, n, 4], classes [1, n], scores [1, n] and count [1],
+    """Convert the operator to boxes [1, n, 4], classes [1, n], scores [1, n] and count [1],
     zero-padded.
     """
     options = _options(node)
@@ -64,6 +65,7 @@ def _detection(node: Node) -> list[Expr]:
         node.unsupported("'detections_per_class' below 'max_detections' is not supported")
     boxes = _boxes(node, options)
     scores = op.reshape(node.expr(1), (count, width))
+    # Column 0 may be the background class, which is no detection.
     scores = op.strided_slice(scores, (0, width - classes), (count, width))
     rows = (_each_class if by_class else _best_class)(boxes, scores, count, classes)
     # a score at the threshold stays, where Relay's must be above it
@@ -92,13 +94,14 @@ def _detection(node: Node) -> list[Expr]:
 
 
 def _best_class(boxes: Expr, scores: Expr, count: int, classes: int) -> Expr:
-    """Return candidates [boxes, (class, score, corners)] of each box's best class."""
+    """Return candidates [boxes, (class, score, corners)], one per box, of its best class."""
     best = op.cast(op.argmax(scores, axis=1, keepdims=True), "float32")
     return op.concatenate([best, op.max(scores, axis=1, keepdims=True), boxes], axis=1)
 
 
 def _each_class(boxes: Expr, scores: Expr, count: int, classes: int) -> Expr:
     """Return candidates [boxes * classes, (class, score, corners)], class by class."""
+    # Suppression works within a class: every box is listed once per class.
     names = np.repeat(np.arange(classes, dtype=np.float32), count)[:, None]
     flat = op.reshape(op.transpose(scores), (count * classes, 1))
     return op.concatenate([const(names), flat, op.tile(boxes, (classes, 1))], axis=1)

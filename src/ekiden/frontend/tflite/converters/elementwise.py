@@ -28,10 +28,11 @@ def _fused(convert: Callable[[Node], Expr]) -> Converter:
 
 
 def _floor_div(node: Node) -> Expr:
-    """Convert FLOOR_DIV; of floats the quotient in float64, rounded down: -1 by infinity is -0."""
+    """Convert FLOOR_DIV; floats divide in float64 and round down, so that -1 / inf is -0."""
     x, y = node.exprs()
     if not is_float(node.dtype(0)):
         return op.floor_divide(x, y)
+    # A quotient rounded to float32 may reach the next integer, whose floor is one too high.
     return op.cast(op.floor(op.divide(op.cast(x, "float64"), op.cast(y, "float64"))), node.dtype(0))
 
 
@@ -55,6 +56,7 @@ def _cast(node: Node) -> Expr:
     if source == "complex64":  # its real part
         return op.cast(op.take(node.expr(0), const(np.int32(0)), axis=-1), target)
     if target == "complex64":
+        # Complex numbers are (real, imaginary) pairs along a last axis.
         real = op.cast(node.expr(0), "float32")
         return op.stack([real, op.zeros_like(real)], axis=-1)
     if is_float(node.dtype(0)) and target == "bool":

@@ -1,4 +1,4 @@
-"""Hybrid matrix products and convolutions: float data, int8 weights."""
+"""Hybrid matrix products and convolutions: float activations, int8 weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from ekiden.relay.qnn import op as qnn
 
 
 def convolution(node: Node, at: Convolution, asymmetric: bool) -> Expr:
-    """Convert a hybrid convolution over NHWC.
+    """Convert a hybrid convolution of NHWC data.
 
     The data are zero-padded before they are quantised: their zero points differ by image.
     """
     data, window = node.expr(0), at.window
     if window.padding is None or any(window.padding):
+        # Padding precedes quantization: a zero is then stored as each row's own zero point.
         data = padded(node, data, window, 0, 1)
     rows = quantized(data, 4, asymmetric)
     weight = op.transpose(node.expr(1), at.order)
@@ -33,7 +34,9 @@ def convolution(node: Node, at: Convolution, asymmetric: bool) -> Expr:
 
 
 def plain_convolution(node: Node, at: Convolution) -> Expr:
-    """Convert CONV_2D: its kernel for weights of one scale quantises symmetrically."""
+    """Convert hybrid CONV_2D, whose kernel for per-tensor weights quantizes the data
+    symmetrically.
+    """
     tensor = node.ins[1]
     assert tensor is not None
     is_per_channel = tensor.quantization is not None and len(tensor.quantization.scale) > 1
@@ -41,14 +44,14 @@ def plain_convolution(node: Node, at: Convolution) -> Expr:
 
 
 def fully_connected(node: Node) -> Expr:
-    """Convert FULLY_CONNECTED, whose options state whether rows have zero points."""
+    """Convert hybrid FULLY_CONNECTED; its options state whether data rows have zero points."""
     return biased(node, shaped(node, Operand(node, rows_of(node)).times(1)))
 
 
 def batch_matmul(
     node: Node, product: Callable[[Expr, Expr], Expr], sides: tuple[Expr, Expr]
 ) -> Expr:
-    """Convert BATCH_MATMUL: each row of each matrix is quantised on its own.
+    """Convert hybrid BATCH_MATMUL; each row of each matrix is quantized by itself.
 
     sides: [.., m, k], [.., k, n]; product: of int32.
     """

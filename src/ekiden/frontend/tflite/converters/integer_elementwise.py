@@ -1,4 +1,4 @@
-"""Elementwise operators of quantised tensors.
+"""Elementwise operators of quantized tensors, bit for bit as TensorFlow Lite's reference kernels.
 
 Unary ones are lookup tables. Of the binary ones, sums have 20 more bits, products all bits.
 """
@@ -32,7 +32,7 @@ from ekiden.relay.qnn.rescale import fixed_point
 
 
 def _room(result: Levels) -> int:
-    """Return the left shift, in bits, of a sum's operands."""
+    """Return the left shift, in bits, of the operands of a sum."""
     return 15 if result.dtype == "int16" else 20
 
 
@@ -41,11 +41,11 @@ def _operands(node: Node) -> tuple[Levels, Levels, Levels]:
 
 
 def total(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """Return the converter of a quantised sum or difference, in steps of twice the larger scale."""
+    """Return the converter of a quantized sum or difference at twice the larger operand scale."""
 
     def convert(node: Node) -> Expr:
-        """Rescale both sides to steps of twice the larger scale with fraction bits, as the
-        reference kernel does; then to the result's.
+        """Rescale both sides to twice the larger scale with extra fraction bits, as the reference
+        kernel does; then to the result.
         """
         *sides, result = _operands(node)
         if (
@@ -68,14 +68,14 @@ def total(function: Callable[[Expr, Expr], Expr]) -> Converter:
 
 
 def multiply(node: Node) -> Expr:
-    """Convert MUL: the product of centred numbers, rescaled by the product of their scales."""
+    """Convert MUL: the product less zero points, rescaled by the product of the scales."""
     a, b, result = _operands(node)
     products = op.multiply(centred(node.expr(0), a.point), centred(node.expr(1), b.point))
     return stored(node, scaled(products, np.float64(a.scale * b.scale / result.scale)))
 
 
 def divide(node: Node) -> Expr:
-    """Convert DIV of bytes to a table of all 65,536 quotients; by 0 it saturates with the
+    """Convert 8-bit DIV to a table of all 65,536 quotients; division by 0 saturates with the
     dividend's sign.
 
     Below half a step it is 0, where the reference kernel shifts by more bits than there are.
@@ -94,6 +94,7 @@ def divide(node: Node) -> Expr:
     shift = room + 31 - zeros - int(exponent)
     quotient = gemmlowp.halved(quotient, np.clip(shift, 0, 62))  # below 0: beyond every byte anyway
     quotient = np.where(below == 0, np.sign(above) << 16, quotient) + result.point
+    # 256 * 256 entries of one byte: 64 KiB, less than the reciprocal would cost per element.
     table = np.clip(quotient, *fused_limits(node)).astype(to_numpy(result.dtype))
     offsets = [op.subtract(op.cast(node.expr(i), "int32"), const(np.int32(first))) for i in (0, 1)]
     index = op.add(op.multiply(offsets[0], const(np.int32(span))), offsets[1])
@@ -101,8 +102,8 @@ def divide(node: Node) -> Expr:
 
 
 def squared_difference(node: Node) -> Expr:
-    """Convert SQUARED_DIFFERENCE: both sides in steps of twice the larger scale with 7 fraction
-    bits, then the square in the result's.
+    """Convert SQUARED_DIFFERENCE: both sides at twice the larger scale with 7 fraction bits, then
+    squared.
     """
     *sides, result = _operands(node)
     twice = 2 * np.float64(max(s.scale for s in sides))
@@ -111,12 +112,13 @@ def squared_difference(node: Node) -> Expr:
         wide = op.left_shift(centred(node.expr(index), side.point), const(np.int32(7)))
         terms.append(scaled(wide, np.float64(side.scale) / twice))
     apart = op.subtract(*terms)
+    # The shift by 7 enters twice, once for each factor.
     again = twice * twice / np.float64(np.float32(1 << 14) * result.scale)
     return stored(node, scaled(op.multiply(apart, apart), again))
 
 
 def same_scales(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """Return the converter of a minimum or maximum of numbers of one scale."""
+    """Return the converter of a minimum or maximum, whose tensors share one scale."""
 
     def convert(node: Node) -> Expr:
         """Convert the operator; reject different scales, as the kernel compares the stored
@@ -130,7 +132,7 @@ def same_scales(function: Callable[[Expr, Expr], Expr]) -> Converter:
 
 
 def compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
-    """Return the converter of a comparison of real values, in fixed point with 8 more bits.
+    """Return the converter of a comparison of real values in fixed point with 8 fraction bits.
 
     Kernels of int16 compare the stored numbers, which is the same where the scales are equal.
     """
@@ -156,15 +158,15 @@ def _pair(node: Node) -> tuple[Levels, Levels]:
 
 
 def clipped(low: float | None, high: float | None) -> Converter:
-    """Return the converter of RELU and its variants: rescaled, and clipped to real limits."""
+    """Return the converter of RELU and its variants: rescale, then clip to real limits."""
 
     def convert(node: Node) -> Expr:
-        """Convert the operator to a table of all 256 values."""
+        """Convert the operator to a table of all 256 levels."""
         source, result = _pair(node)
         factor = np.float64(source.scale / result.scale)
 
         def function(numbers: Array) -> Array:
-            """Rescale, then clip to the limits in the result's steps."""
+            """Rescale, then clip to the limits at the result's scale."""
             rescaled = scaled_array(numbers - source.point, factor) + result.point
             lowest = None if low is None else result.number(low)
             highest = None if high is None else result.number(high)
@@ -176,7 +178,7 @@ def clipped(low: float | None, high: float | None) -> Converter:
 
 
 def leaky_relu(node: Node) -> Expr:
-    """Convert LEAKY_RELU with two multipliers, by the sign."""
+    """Convert LEAKY_RELU with one multiplier per sign."""
     source, result = _pair(node)
     alpha = np.float32(node.option("Alpha"))
     factors = source.scale / result.scale, source.scale * alpha / result.scale
@@ -196,7 +198,7 @@ def absolute(node: Node) -> Expr:
     factor = np.float64(source.scale / result.scale)
 
     def function(numbers: Array) -> Array:
-        """Return the distance from the zero point, rescaled where the scales differ."""
+        """Return the distance from the zero point at the result's scale."""
         moved = np.abs(numbers - source.point)
         distance = moved if source.scale == result.scale else scaled_array(moved, factor)
         return distance + result.point
@@ -205,7 +207,7 @@ def absolute(node: Node) -> Expr:
 
 
 def prelu(node: Node) -> Expr:
-    """Convert PRELU, whose alphas are a tensor."""
+    """Convert PRELU, whose slopes are a tensor."""
     data, alpha, result = _operands(node)
     x = centred(node.expr(0), data.point)
     product = op.multiply(x, centred(node.expr(1), alpha.point))
@@ -225,6 +227,7 @@ def hard_swish(node: Node) -> Expr:
         """Reproduce the reference kernel's 16-bit arithmetic bit for bit; products are rounded at
         15 bits.
         """
+        # 9 bits less zero point and 7 fraction bits fill int16.
         wide = (numbers - source.point) << 7
         scaled_ = _high(wide, by_result)
         gate = _saturated(wide << max(gate_exponent - 1, 0))
@@ -249,27 +252,26 @@ def _saturated(data: Array) -> Array:
 
 
 def _high(data: Array, by: int) -> Array:
-    """Return the high half of a doubled 16-bit product, rounded half up."""
+    """Return the high half of a doubled 16-bit product, rounded half up (SQRDMULH)."""
     return _saturated((data * by + (1 << 14)) >> 15)
 
 
 def _shifted(data: Array, by: int) -> Array:
-    """Shift to the right, rounding half away from zero."""
+    """Shift right, rounding half away from zero."""
     if by <= 0:
         return data << -by
     return (data + (1 << by >> 1) - (data < 0)) >> by
 
 
 def rsqrt(node: Node) -> Expr:
-    """Convert RSQRT with 20 fraction bits, then in the result's steps; 0 yields the
-    largest number.
-    """
+    """Convert RSQRT with 20 fraction bits, rescaled to the result; 0 yields the largest level."""
     source, result = _pair(node)
     factor = 1 / (np.sqrt(np.float32(source.scale)) * result.scale)
 
     def function(numbers: Array) -> Array:
-        """Compute the reciprocal roots; numbers below 0 are handled as 0."""
+        """Compute reciprocal roots; negative levels are treated as 0."""
         moved = numbers - source.point
+        # 20 fraction bits, as in the reference kernel.
         roots = np.rint(2.0**20 / np.sqrt(np.maximum(moved, 1))).astype(np.int64)
         rescaled = scaled_array(roots, float(factor) / 2**20) + result.point
         return np.where(moved > 0, rescaled, result.limits[1])
@@ -286,14 +288,14 @@ def gelu(node: Node) -> Expr:
 
 
 def _interpolated(numbers: Array, bits: int) -> Array:
-    """Return sigmoid(|x|) in 16 + `bits` bits, of x in steps of 1 / (24 << bits), by linear
-    interpolation of a table with step 1 / 24.
+    """Interpolate sigmoid(|x|) with 16 + `bits` fraction bits in a table of step 1 / 24.
 
     Table entries are raised by half of the chord's deviation from the function; the last one is 1.
     """
     true = 1 / (1 + np.exp(-np.arange(257) / 24))
     bend = true * (1 - true) * (2 * true - 1) / (16 * 24**2)
     table = np.round(65536 * (true + bend)).astype(np.int64)
+    # Beyond 255 / 24 the reference table saturates.
     table[255:] = 65535
     size = np.abs(numbers)
     index = np.minimum(size >> bits, 255)
@@ -302,8 +304,8 @@ def _interpolated(numbers: Array, bits: int) -> Array:
 
 
 def _fine(source: Levels, max_power: int) -> Callable[[Array], Array]:
-    """Return a function that rescales int16 numbers to steps of 1 / 12288; scales of 2**-12 up to
-    2**(max_power - 12) exactly.
+    """Return a function that rescales int16 levels to steps of 1 / 12288; powers of two up to
+    2**(max_power - 12) are exact.
     """
     power = float(np.log2(source.scale)) + 12
     if power.is_integer() and 0 <= power <= max_power:
@@ -316,7 +318,7 @@ def _fine(source: Levels, max_power: int) -> Callable[[Array], Array]:
 
 
 def logistic(node: Node) -> Expr:
-    """Convert LOGISTIC: a table of floats for bytes; for int16 the kernel's interpolation."""
+    """Convert LOGISTIC: a float table for 8 bits, the kernel's interpolation for int16."""
     source = levels(node, node.ins[0])
     if source.dtype != "int16":
         return of_real(lambda x: 1 / (1 + np.exp(-x)))(node)
@@ -339,7 +341,7 @@ def tanh(node: Node) -> Expr:
     fine = _fine(source, 1)
 
     def function(numbers: Array) -> Array:
-        """Return the tangent with 15 fraction bits."""
+        """Return tanh with 15 fraction bits."""
         x = fine(numbers)
         size = np.where(np.abs(x) >> 8 >= 255, 0xFFFF << 8, _interpolated(x, 8)) - (1 << 23)
         return np.where(x >= 0, size + 128, 127 - size) >> 8

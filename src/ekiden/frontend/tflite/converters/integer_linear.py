@@ -1,4 +1,4 @@
-"""Matrix products, convolutions and pooling of quantised tensors."""
+"""Matrix products, convolutions and pooling of quantized tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ONCE = scaled_once, scaled_long
 
 
 def _points(node: Node, data: int, weight: int) -> tuple[Expr, Expr, Expr, Expr]:
-    """Return zero points and scales of data and weights, as qnn takes them."""
+    """Return zero points and scales of data and weights as qnn operators take them."""
     quantization = steps_of(node, node.ins[weight])
     if len(set(quantization.zero_point)) > 1:
         node.unsupported(f"{node.ins[weight]} has several zero points")
@@ -43,13 +43,15 @@ def _points(node: Node, data: int, weight: int) -> tuple[Expr, Expr, Expr, Expr]
 
 
 def _multiplier(node: Node, data: int = 0, weight: int = 1) -> Array:
-    """Return the requantization multiplier of accumulated sums: of one scale in single precision,
-    of several in double, as the kernels compute it.
+    """Return the requantization multiplier of accumulated sums: per tensor in float32, per channel
+    in float64, as the kernels do.
     """
     source, result = levels(node, node.ins[data]), levels(node, node.outs[0])
     scales = np.array(steps_of(node, node.ins[weight]).scale, np.float32)
     tensor = node.ins[weight]
     is_float = node.operation.code == "FULLY_CONNECTED" and source.dtype != "int16"
+    # LiteRT multiplies these scales in float32 and others in float64; the multiplier differs in its
+    # last bits.
     if is_float or (tensor and tensor.dtype == "uint8"):
         product = (source.scale * scales).astype(np.float64)
     else:
@@ -62,7 +64,7 @@ def _finished(
     node: Node, sums: Expr, bias: int, multiplier: Array,
     scales: tuple[Scaled, Scaled] = (scaled, scaled_wide),
 ) -> Expr:  # fmt: skip
-    """Add the bias, requantize and store sums.
+    """Add the bias to accumulated sums, requantize and store them.
 
     Sums of int16 are int64, unless a bias has another dtype. scales: of int32, of int64.
     """
@@ -74,8 +76,8 @@ def _finished(
 
 
 def _summed(node: Node, data: Expr, index: int, product: Callable[[Expr], Expr]) -> Expr:
-    """Return products with int8 weights; int16 data are split into two bytes, whose products make
-    one int64.
+    """Accumulate products with int8 weights; int16 data are split into two bytes, and the sums are
+    int64.
     """
     if node.dtype(index) != "int16":
         return product(data)
@@ -84,6 +86,7 @@ def _summed(node: Node, data: Expr, index: int, product: Callable[[Expr], Expr])
     upper = op.cast(op.right_shift(data, const(np.int16(8))), "int8")
     lower = op.cast(op.bitwise_and(data, const(np.int16(255))), "uint8")
     high, low = (op.cast(product(byte_data), "int64") for byte_data in (upper, lower))
+    # The int16 kernels accumulate in int64: 2**15 * 2**7 overflows int32 after 512 products.
     return op.add(op.left_shift(high, const(np.int64(8))), low)
 
 
@@ -103,7 +106,7 @@ def convolution(node: Node, at: Convolution) -> Expr:
 
 
 def transpose_conv(node: Node, product: Callable[[Expr, Expr], Expr]) -> Expr:
-    """Convert TRANSPOSE_CONV of centred numbers: computed in floats where they are exact."""
+    """Convert TRANSPOSE_CONV of data less zero points, in floats where they are exact."""
     points = _points(node, 2, 1)[:2]
 
     def centred_product(data: Expr) -> Expr:
@@ -119,14 +122,14 @@ def transpose_conv(node: Node, product: Callable[[Expr, Expr], Expr]) -> Expr:
 
 
 def fully_connected(node: Node) -> Expr:
-    """Convert FULLY_CONNECTED, whose sums are rounded once."""
+    """Convert FULLY_CONNECTED, whose kernel rounds once."""
     points = _points(node, 0, 1)
     sums = _summed(node, rows_of(node), 0, lambda data: qnn.dense(data, node.expr(1), *points))
     return shaped(node, _finished(node, sums, 2, _multiplier(node), ONCE))
 
 
 def average_pool(node: Node) -> Expr:
-    """Convert AVERAGE_POOL_2D in floats.
+    """Convert AVERAGE_POOL_2D through float arithmetic.
 
     Sums of up to 65,536 bytes are exact in float32, and so is the rounding; those of int16 in
     float64.
@@ -134,6 +137,7 @@ def average_pool(node: Node) -> Expr:
     if levels(node, node.ins[0]).scale != levels(node, node.outs[0]).scale:
         node.unsupported(f"{node.ins[0]} and {node.outs[0]} have different scales")
     point = levels(node, node.ins[0]).point
+    # Sums of 8-bit levels over a window are exact in float32 up to 2**24, of int16 only in float64.
     real = "float64" if node.dtype(0) == "int16" else "float32"
     data = op.cast(node.expr(0), real)
     mean = shared.average_pool(node, data, pool_window(node), "NHWC")
@@ -142,15 +146,14 @@ def average_pool(node: Node) -> Expr:
 
 
 def max_pool(node: Node) -> Expr:
-    """Convert MAX_POOL_2D: the largest number of each window, within the fused
-    activation's limits.
-    """
+    """Convert MAX_POOL_2D, clipped to the fused activation's limits."""
+    # Quantisation is monotonic, so the maximum of the stored numbers is that of the real ones.
     maxima = shared.max_pool(node, node.expr(0), pool_window(node), "NHWC")
     return stored(node, centred(maxima, levels(node, node.ins[0]).point))
 
 
 def product(node: Node, multiplied: Callable[[Expr, Expr], Expr]) -> Expr:
-    """Return the requantized product of centred numbers; sums of int16 are int64."""
+    """Emit the requantized product of tensors less their zero points; int16 sums are int64."""
     wide = node.dtype(0) == "int16"
     sides = [centred(node.expr(i), levels(node, node.ins[i]).point) for i in (0, 1)]
     sums = multiplied(*(op.cast(s, "int64") if wide else s for s in sides))

@@ -1,5 +1,5 @@
-"""Recurrent layers of integers, bit for bit what TensorFlow Lite's kernels give: data and outputs
-of bytes, cells and memories of int16.
+"""Integer recurrent layers, bit for bit as TensorFlow Lite's kernels: int8 activations, int16 cell
+state and gates.
 
     LSTM   sums x W + h R, then p c: each in int16, saturated, in steps of 1 / 4096, or in those of
            the tensor between where they are normalised
@@ -38,16 +38,17 @@ _HOLES = {INPUT: 0, FORGET: 1, SHOW: 2}
 
 
 def _within(data: Expr, dtype: str) -> Expr:
-    """Saturate int32 numbers to a dtype's range."""
+    """Saturate int32 levels to a dtype's range."""
     info = np.iinfo(dtype)
     return op.clip(data, int(info.min), int(info.max))
 
 
 def _looked_up(data: Expr, function: Callable[[Array, int], Array], integer_bits: int) -> Expr:
-    """Look up a function of int32 numbers within int16 that have `integer_bits` bits before the
-    point.
-    """
+    """Look up a function of int16 fixed-point numbers with `integer_bits` integer bits."""
+    # 128 KiB of constants replace gemmlowp's 16-bit polynomials exactly, as every input is
+    # tabulated.
     table = function(np.arange(-32768, 32768), integer_bits).astype(np.int16)
+    # A table of all 65,536 inputs replaces the fixed-point evaluation.
     index = op.add(data, const(np.int32(32768)))
     return op.cast(op.take(const(table), index, mode="fast"), "int32")
 
@@ -60,7 +61,7 @@ def _shifted(data: Expr, bits: int) -> Expr:
 
 
 def _power(node: Node, index: int) -> int:
-    """Return the exponent of a cell's scale. Raises Unsupported where it is no power of two."""
+    """Return the exponent of the cell state's power-of-two scale."""
     exponent = float(np.log2(levels(node, node.ins[index]).scale))
     if abs(exponent - round(exponent)) > 1e-3 or not -15 <= round(exponent) <= -9:
         node.unsupported(f"the scale of {node.ins[index]} is none of 2**-15 to 2**-9")
@@ -76,8 +77,7 @@ def _dense(data: Expr, weight: Expr, point: int) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """Integer LSTM cell as its tensors describe it: its gates, and the quantization of its
-    intermediates.
+    """Integer LSTM cell as its tensors describe it: present gates and the scales of intermediates.
 
     between: the scales of the sums of each gate; hidden: that of the hidden state before a
     projection.
@@ -110,20 +110,19 @@ class _Cell:
         return cell
 
     def check(self) -> None:
-        """Raise Unsupported for peepholes of a projected cell, of which the kernels read
-        only some.
-        """
+        """Reject peepholes of a projected cell, of which the kernels read only a part."""
         has_holes = self.node.optional(11) is not None
         if has_holes and self.node.shape(6)[1] != self.node.shape(6)[0]:
             self.node.unsupported("peepholes of a cell that has another size than its output")
 
     @property
     def is_normalised(self) -> bool:
-        """Return whether sums are layer-normalised before their bias is added."""
+        """Return whether gate sums are layer-normalized before their bias is added."""
         return self.node.optional(20 + FORGET) is not None
 
     def sums(self, data: Expr, first: int, source: int, bias: int | None) -> Expr:
-        """Return data times the weights of all gates, concatenated, in the steps of their sums.
+        """Emit data times the concatenated weights of all gates, at the scales of the gates'
+        intermediates.
 
         first: the weights of the first of four gates; source: the tensor that the data belong to.
         """
@@ -149,7 +148,7 @@ class _Cell:
         return units
 
     def activated(self, gate: int, sums: Expr, cell: Expr) -> Expr:
-        """Return a gate's activation, from its sums and the cell."""
+        """Emit a gate's activation from its sums and the cell state."""
         peephole_index = _HOLES.get(gate)
         if peephole_index is not None and self.node.optional(9 + peephole_index) is not None:
             weight = self.node.expr(9 + peephole_index)
@@ -162,9 +161,7 @@ class _Cell:
         return _looked_up(sums, _SHORT.tanh if gate == NEW else _SHORT.sigmoid, _GATE_BITS)
 
     def normalised(self, gate: int, sums: Expr) -> Expr:
-        """Layer-normalise sums over the units, with 10 fraction bits, in the steps that gates
-        expect.
-        """
+        """Layer-normalize gate sums over the units with 10 fraction bits."""
         steps = levels(self.node, self.node.ins[20 + gate]).scale
         guard = max(1, int(np.float32(10000) * steps))
         apart = _normal(self.node, sums, self.units, guard)
@@ -183,8 +180,11 @@ class _Cell:
         gate_values = {g: self.activated(g, gate_sums[g], before) for g in self.gates if g != SHOW}
         take = gate_values.get(INPUT)
         if take is None:
+            # CIFG: the input gate is 1 - f, where 32767 is the largest Q15 number.
             take = op.subtract(const(np.int32(32767)), gate_values[FORGET])
         retained = _shifted(op.multiply(gate_values[FORGET], before), 15)
+        # Both gates have 15 fraction bits; the shift brings their product to the cell's scale 2 **
+        # power.
         new = _shifted(op.multiply(take, gate_values[NEW]), 30 + self.power)
         cell = _within(op.add(retained, new), "int16")
         limit = _limit(node.option("CellClip"), levels(node, node.ins[19]))
@@ -197,7 +197,7 @@ class _Cell:
         return [self.projected(shown), op.cast(cell, "int16")]
 
     def projected(self, shown: Expr) -> Expr:
-        """Return the projected hidden state."""
+        """Emit the projected hidden state, or the hidden state itself without a projection."""
         node = self.node
         if node.optional(16) is None:
             return shown
@@ -213,7 +213,7 @@ class _Cell:
 
 
 def _limit(bound: float, steps: Levels) -> int:
-    """Return a clipping bound in steps, truncated; 0 for none."""
+    """Return a clipping bound in levels, truncated; 0 for none."""
     low, high = -(1 << 15), (1 << 15) - 1
     if steps.dtype == "int8":
         low, high = -128, 127
@@ -221,7 +221,7 @@ def _limit(bound: float, steps: Levels) -> int:
 
 
 def _normal(node: Node, sums: Expr, units: int, guard: int) -> Expr:
-    """Normalise numbers to mean 0 and variance 1 with 10 fraction bits; a variance below 1 becomes
+    """Normalize numbers to mean 0 and variance 1 with 10 fraction bits; a variance below 1 becomes
     `guard`.
 
     The kernel truncates the quotient of 2**20 and the units. Row statistics are bound: fused into
@@ -245,7 +245,9 @@ def _normal(node: Node, sums: Expr, units: int, guard: int) -> Expr:
 
 
 def sequence_lstm(node: Node) -> Expr:
-    """Convert UNIDIRECTIONAL_SEQUENCE_LSTM; the input products of all steps are computed first."""
+    """Convert UNIDIRECTIONAL_SEQUENCE_LSTM; the input products of all steps are one matrix
+    product.
+    """
     cell = _Cell.of(node)
     products = cell.sums(timed(node, 0), 1, 0, None if cell.is_normalised else 12)
     every = stepped(node, [_within(products, "int16")], [18, 19], cell.step)
@@ -253,7 +255,7 @@ def sequence_lstm(node: Node) -> Expr:
 
 
 def lstm(node: Node) -> list[Expr] | Expr:
-    """Convert LSTM: one step; KernelType 1 is the basic kernel."""
+    """Convert one LSTM step; KernelType 1 is the basic kernel."""
     if node.option("KernelType"):
         return _basic_lstm(node)
     cell = _Cell.of(node)
@@ -267,7 +269,7 @@ _CELL_BITS = 4
 
 
 def _basic_lstm(node: Node) -> list[Expr]:
-    """Convert the basic LSTM (data, output, weights, bias, cell): return output, cell, concatenated
+    """Convert the basic LSTM (data, output, weights, bias, cell) to output, cell, concatenated
     inputs and gates (i, g, f, o).
 
     Numbers of uint8 are steps of 1 / 128 from 128; sums are those of ruy's int16 products.
@@ -278,6 +280,7 @@ def _basic_lstm(node: Node) -> list[Expr]:
     weight, steps = levels(node, node.ins[2]), node.ins[3]
     if steps is None or steps.quantization is None:
         node.unsupported(f"{steps} has no scale")
+    # This kernel fixes the activations' scale to 1 / 128 and their zero point to 128.
     points = const(np.int32(128)), const(np.int32(weight.point))
     sums = op.add(qnn.dense(concatenated, node.expr(2), *points, _ONE, _ONE), node.expr(3))
     factor = 4096 * float(np.float32(steps.quantization.scale[0]))
@@ -297,9 +300,7 @@ def _basic_lstm(node: Node) -> list[Expr]:
 
 
 def _upward(product: Expr) -> Expr:
-    """Return a product of two numbers with 15 fraction bits, with 15 fraction bits, rounded half
-    up.
-    """
+    """Round a product of two Q15 numbers to Q15, half up."""
     return op.right_shift(op.add(product, const(np.int32(1 << 14))), const(np.int32(15)))
 
 
@@ -307,7 +308,7 @@ def _upward(product: Expr) -> Expr:
 
 
 def svdf(node: Node) -> Expr:
-    """Convert SVDF (data, features [filters, inputs], time weights of int16, bias, state of int16).
+    """Convert SVDF (data, features [filters, inputs], int16 time weights, bias, int16 state).
 
     The kernel leaves the activation to the limits of the output.
     """

@@ -1,4 +1,4 @@
-"""Reductions and softmax of quantised tensors."""
+"""Reductions and softmax of quantized tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ekiden.topi.dimensions import known
 
 
 def _axes(node: Node) -> tuple[tuple[int, ...], int]:
-    """Return the reduced axes and the number of elements reduced to one."""
+    """Return the reduced axes and the number of elements that are reduced to one."""
     axes = tuple(dict.fromkeys(node.axis(a, node.rank(0)) for a in node.axes(1)))
     extents = [known(node.shape(0)[a]) for a in axes]
     if None in extents or 0 in extents:
@@ -42,8 +42,9 @@ def _quotient(source: Levels, result: Levels) -> float:
 
 
 def _moved_sum(node: Node, source: Levels) -> tuple[Expr, int]:
-    """Return the sum of numbers less the zero point, as int32, and their count."""
+    """Emit the int32 sum less zero points, and return the element count."""
     axes, count = _axes(node)
+    # 65,535 * 32,768 is the largest such sum within int32.
     if source.dtype == "int16" and count >= 1 << 16:
         node.unsupported(f"{count} numbers of int16, whose sum is beyond int32")
     data = centred(node.expr(0), 0)
@@ -64,14 +65,14 @@ def mean(node: Node) -> Expr:
 
 
 def total(node: Node) -> Expr:
-    """Convert SUM: the sum of numbers less the zero point, rescaled."""
+    """Convert SUM: the sum less zero points, rescaled."""
     source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
     moved, _ = _moved_sum(node, source)
     return stored(node, scaled(moved, _quotient(source, result)))
 
 
 def product(node: Node) -> Expr:
-    """Convert REDUCE_PROD element by element in memory order.
+    """Convert REDUCE_PROD, element by element in memory order as the kernel rounds.
 
     Each step is rescaled by the total multiplier to the power of 1 / steps, and so is the last
     one's result, so that products of many numbers stay in int32:
@@ -90,6 +91,7 @@ def product(node: Node) -> Expr:
         wide = op.multiply(op.cast(states[0], "int64"), op.cast(rows[0], "int64"))
         return [scaled_wide(wide, multiplier)]
 
+    # Each step rounds, so the order of the factors is part of the result.
     first, remaining = _steps(node, centred(node.expr(0), source.point), axes)
     if count > 1:
         _, (last,) = scanned(node, [remaining], [node.given(first)], step)
@@ -101,8 +103,8 @@ def product(node: Node) -> Expr:
 
 
 def _steps(node: Node, data: Expr, axes: Sequence[int]) -> tuple[Expr, Expr]:
-    """Return the first, and the other elements of the reduced axes along a first axis, in memory
-    order.
+    """Return the first, and the remaining elements of the reduced axes, moved to a first axis in
+    memory order.
     """
     kept_axes = [a for a in range(node.rank(0)) if a not in axes]
     flat = op.transpose(data, [*sorted(axes), *kept_axes])
@@ -113,8 +115,8 @@ def _steps(node: Node, data: Expr, axes: Sequence[int]) -> tuple[Expr, Expr]:
 
 
 def _lined(function: Callable[[Array], Array], low: float, high: float) -> Array:
-    """Tabulate a function for each int16 number, spanning `low` to `high`, with 15 fraction bits,
-    by linear interpolation of 512 intervals.
+    """Tabulate a function at all int16 numbers, from `low` to `high`, by linear interpolation of
+    512 intervals with 15 fraction bits.
 
     Interval starts are moved by half of the deviation at the interval's middle.
     """
@@ -130,10 +132,11 @@ def _lined(function: Callable[[Array], Array], low: float, high: float) -> Array
 
 
 def _softmax_of_int16(node: Node) -> Expr:
-    """Convert SOFTMAX of int16 by interpolated tables: exp from -10 to 0, then 1 / (1 + x) of the
-    normalised sum.
+    """Convert int16 SOFTMAX by interpolated tables: exp on [-10, 0], then 1 / (1 + x) of the
+    normalized sum.
     """
     source = levels(node, node.ins[0])
+    # Differences are mapped to a table over [-10, 0]: exp(-10) is below 2 ** -14.
     factor = float(source.scale) * float(node.option("Beta", 1)) / (10.0 / 65535)
     apart = np.arange(-65535, 1, dtype=np.int64)
     table_indices = np.clip(times_array(apart, factor, "TWICE") + 65535, 0, 65535)
@@ -154,7 +157,7 @@ def _softmax_of_int16(node: Node) -> Expr:
 
 
 def l2_normalization(node: Node) -> Expr:
-    """Convert L2_NORMALIZATION: rows over their lengths, in steps of 1 / 128."""
+    """Convert L2_NORMALIZATION: each row over its length, at scale 1 / 128."""
     source, result = levels(node, node.ins[0]), levels(node, node.outs[0])
     if result.scale != np.float32(1 / 128):
         node.unsupported(f"the scale of {node.outs[0]} is not 1 / 128")
@@ -174,14 +177,14 @@ def l2_normalization(node: Node) -> Expr:
 
 
 def softmax(node: Node) -> Expr:
-    """Convert SOFTMAX: of bytes by gemmlowp's functions, of int16 by tables."""
+    """Convert SOFTMAX: 8 bits by gemmlowp's functions, int16 by tables."""
     is_wide = levels(node, node.ins[0]).dtype == "int16"
     return _softmax_of_int16(node) if is_wide else _softmax_of_bytes(node)
 
 
 @dataclass(frozen=True, slots=True)
 class _Powers:
-    """Exponentials of the rows of a byte tensor, by distance from the row's maximum.
+    """Exponentials of the rows of an 8-bit tensor, by distance from the row's maximum.
 
     `real` is each distance with 5 integer bits, `table` its exponential with none, 0 beyond
     `radius`; `index` looks them up.
@@ -201,6 +204,7 @@ class _Powers:
         factor = min(beta * scale * (1 << 26), float((1 << 31) - 1))
         _, exponent = fixed_point(np.asarray(factor, np.float64))
         radius = math.floor(31 * (1 << 26) / (1 << int(exponent)))
+        # Two bytes differ by at most 255, so a table holds every exponential.
         apart = np.arange(-255, 1, dtype=np.int64)
         real = times_array(apart, factor, "TWICE")
         table = np.where(apart >= -radius, gemmlowp.Fixed(31).exp(real, 5), 0).astype(np.int32)
@@ -210,18 +214,18 @@ class _Powers:
         return _Powers(distance, index, radius, factor, real.astype(np.int32), table)
 
     def taken(self, table: Array) -> Expr:
-        """Look up each number in a table."""
+        """Look up the entry of each level in a table."""
         return op.take(const(table), self.index, mode="fast")
 
     def sums(self) -> Expr:
-        """Return the sum of each row's exponentials, with 12 integer bits, as int64."""
+        """Emit the int64 sum of each row's exponentials with 12 integer bits."""
         shifted = ((self.table.astype(np.int64) + (1 << 11)) >> 12).astype(np.int32)
         return op.cast(op.sum(self.taken(shifted), axis=-1, keepdims=True), "int64")
 
 
 def _softmax_of_bytes(node: Node) -> Expr:
-    """Convert SOFTMAX of bytes as gemmlowp does: a table of exponentials, times the reciprocal of
-    their sum by three Newton steps.
+    """Convert 8-bit SOFTMAX as gemmlowp does: a table of exponentials times the reciprocal of their
+    sum by three Newton steps.
     """
     result = levels(node, node.outs[0])
     powers = _Powers.of(node, float(node.option("Beta", 1)))
@@ -237,9 +241,7 @@ def _softmax_of_bytes(node: Node) -> Expr:
 
 
 def log_softmax(node: Node) -> Expr:
-    """Convert LOG_SOFTMAX: the distances less the logarithm of the exponentials' sum, in steps of 1
-    / 16 below 0.
-    """
+    """Convert LOG_SOFTMAX: distances less the log of the exponentials' sum, at scale 1 / 16."""
     result = levels(node, node.outs[0])
     low, high = result.limits
     if result.scale != np.float32(1 / 16) or result.point != high:

@@ -1,4 +1,4 @@
-"""Convolutions, pooling and matrix products."""
+"""Convolutions, pooling and matrix products of float tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ekiden.topi.dimensions import Dim, known, tidy
 
 def _convolution(read: Reader) -> Converter:
     def convert(node: Node) -> Expr:
-        """Convert the convolution of NHWC data, with the weight transposed to HWIO."""
+        """Convert a convolution of NHWC data; the weight is transposed to HWIO."""
         at = read(node)
         weight = op.transpose(node.expr(1), at.order)
         return biased(node, shared.convolution(
@@ -40,15 +40,13 @@ def _convolution(read: Reader) -> Converter:
 
 
 def _transposed_of(node: Node, data: Expr, weight: Expr) -> Expr:
-    """Convert TRANSPOSE_CONV (output shape, weights (out, height, width, in), data)."""
+    """Emit TRANSPOSE_CONV (output shape, weights [out, height, width, in], data)."""
     window = window_of(node, shared.weight_extents(node, 1, 4)[1:3], 2, False)
     return _transposed(node, data, weight, window, node.axes(0, "output shape")[1:3])
 
 
 def _transpose_conv(node: Node) -> Expr:
-    """Convert TRANSPOSE_CONV of (shape of the result, weights [out, height, width, in], data,
-    bias); the padding of a convolution of the result is left out.
-    """
+    """Convert TRANSPOSE_CONV (output shape, weights [out, height, width, in], data, bias)."""
     return biased(node, _transposed_of(node, node.expr(2), node.expr(1)), 3)
 
 
@@ -86,20 +84,20 @@ def _transposed(
 
 def _pool(pool: Callable[..., Expr]) -> Converter:
     def convert(node: Node) -> Expr:
-        """Convert the pooling, followed by the fused activation."""
+        """Convert pooling with its fused activation."""
         return node.activated(pool(node, node.expr(0), pool_window(node), "NHWC"))
 
     return convert
 
 
 def _l2_pool(node: Node) -> Expr:
-    """Convert L2_POOL_2D: the root of each window's mean square."""
+    """Convert L2_POOL_2D: the root mean square of each window."""
     square = op.multiply(node.expr(0), node.expr(0))
     return node.activated(op.sqrt(shared.average_pool(node, square, pool_window(node), "NHWC")))
 
 
 def _conv3d(node: Node) -> Expr:
-    """Convert CONV_3D of NDHWC data by weights (depth, height, width, in, out)."""
+    """Convert CONV_3D of NDHWC data by weights [depth, height, width, in, out]."""
     *kernel, depth, out = shared.weight_extents(node, 1, 5)
     channels = known(node.shape(0)[4]) or depth
     return biased(node, shared.convolution(
@@ -109,7 +107,7 @@ def _conv3d(node: Node) -> Expr:
 
 
 def _conv3d_transpose(node: Node) -> Expr:
-    """Convert CONV_3D_TRANSPOSE (output shape, weights (depth, height, width, out, in), data,
+    """Convert CONV_3D_TRANSPOSE (output shape, weights [depth, height, width, out, in], data,
     bias).
     """
     window = window_of(node, shared.weight_extents(node, 1, 5)[:3], 2)
@@ -129,8 +127,8 @@ def _fully_connected(node: Node) -> Expr:
 
 
 def _batch_matmul(node: Node) -> Expr:
-    """Convert BATCH_MATMUL over the last two axes, leading ones broadcast; bytes are widened where
-    the output is wide.
+    """Convert BATCH_MATMUL over the last two axes with broadcast leading ones; inputs are cast to
+    the output's dtype.
     """
     wide = node.outs[0].dtype
     a, b = (op.cast(e, wide) if node.dtype(i) != wide else e for i, e in enumerate(node.exprs()))

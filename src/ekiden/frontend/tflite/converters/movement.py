@@ -40,12 +40,13 @@ def _concatenation(node: Node) -> Result:
 
 
 def _concatenation_of_integers(node: Node) -> Result:
-    """Convert CONCATENATION of quantised tensors: uint8 of other scales is requantized in single
-    precision; other kernels copy the numbers.
+    """Convert CONCATENATION of quantized tensors; only the uint8 kernel requantizes, in float32,
+    the others copy.
     """
     result, operands = levels(node, node.outs[0]), []
     for index, tensor in enumerate(node.ins):
         source, operand = levels(node, tensor), node.expr(index)
+        # LiteRT requantises uint8 operands only; int8 models share one scale.
         if source != result:
             if result.dtype != "uint8" or source.dtype != "uint8":
                 node.unsupported(
@@ -97,13 +98,13 @@ def _squeeze_rule(node: Node, inputs: Sequence[Array]) -> Array:
 
 
 def _zero(node: Node) -> float:
-    """Return the stored number of zero in the output."""
+    """Return the stored level that represents zero in the output."""
     steps = node.outs[0].quantization
     return float(steps.zero_point[0]) if steps else 0.0
 
 
 def _pad(node: Node) -> Expr:
-    """Convert PAD and PADV2, with a value, else with the stored zero."""
+    """Convert PAD and PADV2; without a value it pads with the stored zero."""
     return shared.pad(node, node.expr(2) if node.optional(2) is not None else _zero(node))
 
 
@@ -112,7 +113,7 @@ def _mirror_pad(node: Node) -> Expr:
 
 
 def _axes_to_squeeze(node: Node) -> list[int]:
-    """Return the squeezed axes, counted from the front; none where all of extent 1 are squeezed."""
+    """Return the normalized axes to squeeze; none where all of extent 1 are meant."""
     options = node.operation.options
     has = options is not None and options.SqueezeDimsLength()
     axes = options.SqueezeDimsAsNumpy() if has else ()
@@ -120,7 +121,7 @@ def _axes_to_squeeze(node: Node) -> list[int]:
 
 
 def _rank_of_elements(node: Node) -> int:
-    """Return the rank of an input; the (real, imaginary) axis of complex numbers does not count."""
+    """Return the rank of an input without the (real, imaginary) axis of complex numbers."""
     is_complex = node.ins[0] is not None and node.ins[0].dtype == "complex64"
     return node.rank(0) - is_complex
 
@@ -147,8 +148,8 @@ def _space_to_batch(node: Node) -> Expr:
 
 
 def _resize_bilinear_of_integers(node: Node) -> Expr:
-    """Convert RESIZE_BILINEAR with 10 fraction bits per coordinate, as the reference kernel; that
-    of uint8 computes in floats.
+    """Convert quantized RESIZE_BILINEAR with 10 fraction bits per coordinate, as the reference
+    kernel; uint8 computes in floats.
     """
     kind = node.dtype(0)
     if levels(node, node.ins[0]) != levels(node, node.outs[0]):
@@ -159,6 +160,7 @@ def _resize_bilinear_of_integers(node: Node) -> Expr:
     known_sizes = [(extent or 0, target) for extent, target in sizes]
     if kind == "uint8":
         return _resize_by_floats(node, known_sizes)
+    # Two weights of 11 bits times an 8-bit level fit 30 bits, times int16 they do not.
     wide = "int64" if kind == "int16" else "int32"
     interpolated: Expr = op.cast(node.expr(0), wide)
     for axis, size in zip((1, 2), known_sizes, strict=True):
@@ -170,9 +172,7 @@ def _resize_bilinear_of_integers(node: Node) -> Expr:
 
 
 def _resize_by_floats(node: Node, sizes: Sequence[tuple[int, int]]) -> Expr:
-    """Interpolate the four corners in the reference kernel's order; add half a step and
-    truncate.
-    """
+    """Interpolate the four corners in the reference kernel's order, add one half and truncate."""
     down, right = (_float_neighbours(node, *size) for size in sizes)
     data, one = op.cast(node.expr(0), "float32"), np.float32(1)
     total: Expr = const(np.float32(0))
@@ -185,7 +185,7 @@ def _resize_by_floats(node: Node, sizes: Sequence[tuple[int, int]]) -> Expr:
 
 
 def _float_neighbours(node: Node, extent: int, target: int) -> tuple[Array, Array, Array]:
-    """Return (first, second, weight of the second) for each output position of an axis."""
+    """Return (first index, second index, weight of the second) per output position of an axis."""
     more = int(bool(node.option("AlignCorners")) and target > 1)
     step, half = np.float32(extent - more) / np.float32(target - more), np.float32(0.5)
     at = np.arange(target).astype(np.float32)
@@ -196,7 +196,9 @@ def _float_neighbours(node: Node, extent: int, target: int) -> tuple[Array, Arra
 
 
 def _neighbours(node: Node, extent: int, target: int) -> tuple[Array, Array, Array]:
-    """Return (first, second, weight of the second, of 1024) for each output position of an axis."""
+    """Return (first index, second index, weight of the second in 1 / 1024) per output position of
+    an axis.
+    """
     more = int(bool(node.option("AlignCorners")) and target > 1)
     to = target - more
     # A rounded scale with 10 fraction bits, as the reference kernel computes it.

@@ -14,7 +14,7 @@ from ekiden.relay.qnn import op as qnn
 
 
 def _numbers(node: Node, tensor: Tensor | None) -> tuple[np.float32, int]:
-    """Return the scale and zero point of a per-tensor quantised tensor."""
+    """Return the scale and zero point of a per-tensor quantized tensor."""
     if tensor is None or tensor.quantization is None or len(tensor.quantization.scale) != 1:
         node.unsupported(f"{tensor} has not one scale")
     quantization = tensor.quantization
@@ -22,7 +22,7 @@ def _numbers(node: Node, tensor: Tensor | None) -> tuple[np.float32, int]:
 
 
 def _steps(node: Node, tensor: Tensor | None) -> tuple[Expr, Expr, int]:
-    """Return the scale, zero point and axis of a tensor that must be quantised."""
+    """Return the scale, zero point and axis of a quantized tensor as qnn operators take them."""
     if tensor is None or tensor.quantization is None:
         node.unsupported(f"{tensor} has no scale")
     quantization = tensor.quantization
@@ -45,7 +45,9 @@ def _quantize(node: Node) -> Expr:
 
 
 def _requantize_wide(node: Node) -> Expr:
-    """Requantize from or to int32, without a table; the kernels do not clip int32."""
+    """Requantize from or to int32, which has too many levels for a table; the kernels do not clip
+    int32.
+    """
     (scale, point), (step, zero) = (_numbers(node, t) for t in (node.ins[0], node.outs[0]))
     data = op.subtract(op.cast(node.expr(0), "int32"), const(np.int32(point)))
     rescaled = scaled(data, float(np.float64(scale) / np.float64(step)))
@@ -64,16 +66,17 @@ def _dequantize(node: Node) -> Expr:
 
 
 def _densify(node: Node) -> Expr:
-    """Return a sparse constant, which was densified when it was read."""
+    """Convert DENSIFY to its input, which the reader has densified."""
     return node.expr(0)
 
 
 def _fake_quant(node: Node) -> Expr:
-    """Convert FAKE_QUANT: quantise and dequantise; the range is nudged so that zero is a level."""
+    """Convert FAKE_QUANT: quantize and dequantize; the range is nudged so that zero is a level."""
     low, high = float(node.option("Min")), float(node.option("Max"))
     lowest_level = 1 if node.option("NarrowRange") else 0
     highest_level = (1 << int(node.option("NumBits"))) - 1
     step = np.float32((high - low) / (highest_level - lowest_level))
+    # The range is nudged until 0 is exactly representable.
     zero = np.clip(np.round(lowest_level - low / step), lowest_level, highest_level)
     low, high = float((lowest_level - zero) * step), float((highest_level - zero) * step)
     shifted = op.subtract(op.clip(node.expr(0), low, high), const(np.float32(low)))

@@ -14,6 +14,7 @@ from ekiden.relay.expr import Expr, TupleGetItem
 
 def _generator(node: Node) -> Expr:
     seeds = int(node.option("Seed")), int(node.option("Seed2"))
+    # Two zero seeds mean a random seed; the node's name keeps runs reproducible.
     number = zlib.crc32(node.name.encode() if seeds == (0, 0) else repr(seeds).encode())
     return op.random.threefry_key(number)
 

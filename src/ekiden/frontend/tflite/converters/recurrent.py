@@ -1,5 +1,4 @@
-"""Recurrent layers of floats: RNN, LSTM and SVDF. Their weights may be of int8: products are those
-of hybrid.py then. Those of integers are in integer_recurrent.py.
+"""Float recurrent layers: RNN, LSTM and SVDF.
 
     RNN    h' = a(W x + A aux + R h + b)
     LSTM   i, f, o = sigmoid(W x + R h + p c + b),  g = a(W x + R h + b)
@@ -39,8 +38,8 @@ def _sum(terms: Sequence[Expr | None]) -> Expr:
 
 
 def _rnn_step(node: Node, weights: Sequence[int], bias: Expr) -> Step:
-    """Return the step of an RNN; `weights` are the inputs with the weights of each operand, then of
-    the state.
+    """Return the step function of an RNN; `weights` are the inputs that hold each operand's
+    weights, then the state's.
     """
 
     def step(rows: Sequence[Expr], states: Sequence[Expr]) -> list[Expr]:
@@ -64,8 +63,8 @@ def _sequence_rnn(node: Node) -> Expr:
 
 
 def _both_rnn(node: Node) -> list[Expr]:
-    """Convert BIDIRECTIONAL_SEQUENCE_RNN (data; weights, recurrent weights, bias, state of both
-    directions; auxiliary data and weights).
+    """Convert BIDIRECTIONAL_SEQUENCE_RNN (data; weights, recurrent weights, bias, state per
+    direction; auxiliary data, weights).
     """
     outputs = []
     for backwards, at, beside in ((False, 1, 10), (True, 5, 11)):
@@ -78,7 +77,7 @@ def _both_rnn(node: Node) -> list[Expr]:
 def _sides(
     node: Node, backwards: bool, weight: int, auxiliary: int, auxiliary_weight: int
 ) -> tuple[list[Expr], list[int]]:
-    """Return the data of a direction, and the inputs with their weights.
+    """Return the data of a direction, and the inputs that hold their weights.
 
     Auxiliary data without weights of their own are the backward direction's input.
     """
@@ -99,7 +98,9 @@ def _merged(node: Node, outputs: Sequence[Expr]) -> list[Expr]:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """Input indices of an LSTM cell: the first of four (i, f, g, o) or three (i, f, o)."""
+    """Input indices of an LSTM cell; each is the first of four (i, f, g, o) or three (i, f, o)
+    tensors.
+    """
 
     inputs: int
     states: int
@@ -111,7 +112,7 @@ class _Cell:
     norms: int = -1
 
     def step(self, node: Node, count: int) -> Step:
-        """Return one step of a cell with `count` data inputs."""
+        """Return the step function of a cell with `count` data inputs."""
         makers = [self._gate(node, i, count) for i in range(4)]
         cell_clip, clip = (float(node.option(n)) for n in ("CellClip", "ProjClip"))
         bias = given(node, self.projection + 1)
@@ -131,8 +132,8 @@ class _Cell:
         return step
 
     def _gate(self, node: Node, at: int, count: int) -> Callable[[Sequence[Operand]], Gate] | None:
-        """Return the function from a step's operands to a gate's pre-activation; None where the
-        gate is absent.
+        """Return a function from a step's operands to a gate's pre-activation; None for an absent
+        gate.
         """
         if at == 0 and node.optional(self.inputs) is None:
             return None
@@ -147,9 +148,7 @@ class _Cell:
         norm = None if self.norms < 0 else given(node, self.norms + at)
 
         def pre_activation(sides: Sequence[Operand]) -> Gate:
-            """Compute the pre-activation; layer normalisation, where there is any, precedes the
-            bias.
-            """
+            """Emit the pre-activation; layer normalization precedes the bias."""
             total = _sum([side.times(w) for side, w in zip(sides, weights, strict=True)])
             if norm is None:
                 return gate(op.add(total, bias), peephole)
@@ -188,11 +187,12 @@ def _lstm(node: Node) -> list[Expr] | Expr:
 
 
 def _basic_lstm(node: Node) -> list[Expr]:
-    """Convert the basic LSTM (data, output, weights, bias, cell): return output, cell, concatenated
+    """Convert the basic LSTM (data, output, weights, bias, cell) to output, cell, concatenated
     inputs and gates (i, g, f, o).
     """
     concatenated = op.concatenate([node.expr(0), node.expr(1)], axis=-1)
     gates = op.add(op.nn.dense(concatenated, node.expr(2)), node.expr(3))
+    # The basic kernel orders its gates i, g, f, o.
     take, new, keep, show = (gate(gate_sum) for gate_sum in op.split(gates, 4, axis=-1))
     result = lstm([take, keep, new, show], node.expr(4))
     return [result.hidden, result.cell, concatenated, gates]
@@ -211,9 +211,7 @@ def _svdf(node: Node) -> Expr:
 
 def _row(code: str, convert: Converter, integer: Converter | None = None) -> Row:
     def of_dtype(node: Node) -> Result:
-        """Convert float layers; integer ones where there are kernels, whose states have scales of
-        their own.
-        """
+        """Convert a float layer, or an integer one where there is a kernel for it."""
         if node.dtype(0) == "float32":
             return convert(node)
         if integer is None:

@@ -1,4 +1,4 @@
-"""Data-dependent placement, lookup and combination of elements."""
+"""Converters of lookups, segment sums, diagonals, bit casts and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _update_slice(node: Node) -> Expr:
 
 
 def _bitcast(node: Node) -> Expr:
-    """Convert BITCAST: a last axis is removed, or added, where element sizes differ."""
+    """Convert BITCAST; a last axis is added or removed where element sizes differ."""
     data, source, target = node.expr(0), node.dtype(0), node.outs[0].dtype
     have, want = itemsize(source), itemsize(target)
     if "bool" in (source, target):
@@ -66,7 +66,7 @@ def _bitcast(node: Node) -> Expr:
 
 
 def _dilate(node: Node) -> Expr:
-    """Convert DILATE (data, dilations, value): spread the elements, with the value between them."""
+    """Convert DILATE (data, dilations, value): base dilation with a fill value."""
     value = node.numbers(2, "padding value").item()
     return op.nn.dilate(node.expr(0), node.axes(1, "dilations"), float(value))
 
@@ -87,9 +87,7 @@ def _segment_sum(node: Node) -> Expr:
 
 
 def _embedding(node: Node) -> Expr:
-    """Convert EMBEDDING_LOOKUP: rows of a table; quantised ones as floats, whose zero
-    point is 0.
-    """
+    """Convert EMBEDDING_LOOKUP: rows of a table; a quantized table is dequantized."""
     rows = taken(node, node.expr(1), node.expr(0), 0, 0)
     if not is_quantized(node) or node.outs[0].dtype != "float32":
         return rows
@@ -100,11 +98,12 @@ def _embedding(node: Node) -> Expr:
 
 
 def _table_lookup(node: Node) -> list[Expr]:
-    """Convert HASHTABLE_LOOKUP (queries, sorted keys, values): return the keys' rows, zeros for a
-    miss, and a hit mask.
+    """Convert HASHTABLE_LOOKUP (queries, sorted keys, values) to the rows, zero on a miss, and a
+    hit mask.
     """
     numbers, keys, values = node.exprs()
     count = node.scope.scalar(node.shape(1)[0])
+    # HASHTABLE_LOOKUP requires ascending keys.
     at = op.searchsorted(keys, numbers, dtype="int32")
     at = op.minimum(at, op.cast(op.subtract(count, const(np.int64(1))), "int32"))
     hits = op.equal(op.take(keys, at, axis=0), numbers)
@@ -114,8 +113,8 @@ def _table_lookup(node: Node) -> list[Expr]:
 
 
 def _sparse_embedding(node: Node) -> Expr:
-    """Convert EMBEDDING_LOOKUP_SPARSE (ids, coordinates, shape, weights, table): combine the
-    weighted rows over the last axis.
+    """Convert EMBEDDING_LOOKUP_SPARSE (ids, coordinates, shape, weights, table): combine weighted
+    rows over the last axis.
     """
     ids, coordinates, _, weights, table = node.exprs()
     shape = node.dims(2, "dense shape")
@@ -133,6 +132,7 @@ def _sparse_embedding(node: Node) -> Expr:
         norm_terms = weights if kind == 1 else op.multiply(weights, weights)
         total = combined_rows(node, "add", norm_terms, flat, count)
         total = total if kind == 1 else op.sqrt(total)
+        # Rows without ids have a total of 0 and stay zero.
         total = op.where(op.equal(total, const(0.0)), const(1.0), total)
         combined = op.divide(combined, op.expand_dims(total, axis=1, num_newaxis=rank - 1))
     return op.reshape(combined, as_attr((*lead, *node.shape(4)[1:])), allowzero=True)

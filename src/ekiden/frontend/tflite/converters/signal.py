@@ -14,9 +14,7 @@ COMPLEX = ("complex64",)
 
 
 def _rfft2d(node: Node) -> Expr:
-    """Convert RFFT2D over the last two axes, the first of which must have extent 1: the DFT of
-    single rows.
-    """
+    """Convert RFFT2D over the last two axes, the first of extent 1: a real DFT of rows."""
     lengths = node.axes(1, "fft_length")
     rows, columns = (known(d) for d in node.shape(0)[-2:])
     if lengths != (rows, columns) or columns is None:

@@ -34,7 +34,7 @@ def _declared(node: Node) -> tuple[int, ...]:
 
 
 def _plain(function: Callable[..., Expr]) -> Converter:
-    """Return the converter of an operator of all inputs."""
+    """Return the converter that applies an operator to all inputs."""
     return lambda node: function(*node.exprs())
 
 
@@ -114,8 +114,7 @@ def _gather(node: Node) -> Expr:
 
 
 def _kind_of(node: Node, index: int) -> str:
-    """Return the operator that a two-argument subgraph computes, as `combined` names it; "second"
-    for its second argument.
+    """Match a two-argument subgraph with a single operator; "second" returns its second argument.
 
     Raises Unsupported for another body.
     """
@@ -196,7 +195,7 @@ def _dot(node: Node) -> Expr:
 
 
 def _sort(node: Node) -> Expr:
-    """Convert STABLEHLO_SORT of one tensor, whose comparator is < or >."""
+    """Convert STABLEHLO_SORT of one tensor with the comparator < or >."""
     body = node.graph.inside(int(node.option("ComparatorSubgraphIndex"))).graph
     tests = body.operations
     if len(node.inputs) != 1 or len(tests) != 1 or tests[0].inputs != body.inputs:

@@ -1,4 +1,4 @@
-"""Persistent states, and steps over time, shared by float and integer recurrent layers."""
+"""Persistent states and time steps, shared by float and integer recurrent layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def keep(node: Node, index: int, value: Value) -> None:
 
 
 def state(node: Node, index: int) -> Value:
-    """Return the current value of a state. Raises Unsupported where the input is no variable."""
+    """Return the current value of a state tensor."""
     tensor = node.ins[index] if index < len(node.ins) else None
     if tensor is None or not tensor.is_variable:
         node.unsupported(f"input {index}, a state, is no variable")
@@ -30,7 +30,9 @@ def state(node: Node, index: int) -> Value:
 def stepped(
     node: Node, data: Sequence[Expr], states: Sequence[int], step: Step, backwards: bool = False
 ) -> Expr:
-    """Run all steps over data [steps, ..]; return the outputs [steps, ..] and assign the states."""
+    """Run all steps over data [steps, ...]; return the outputs [steps, ...] and assign the
+    states.
+    """
     every, after = scanned(node, data, [state(node, i) for i in states], step, backwards)
     for index, value in zip(states, after, strict=True):
         keep(node, index, value)
@@ -38,24 +40,24 @@ def stepped(
 
 
 def timed(node: Node, index: int) -> Expr:
-    """Return an input in time-major order."""
+    """Return an input [time, batch, features]."""
     is_first = bool(node.option("TimeMajor"))
     return node.expr(index) if is_first else op.transpose(node.expr(index), (1, 0, 2))
 
 
 def turned(node: Node, outputs: Expr) -> Expr:
-    """Return time-major outputs in the operator's order."""
+    """Transpose time-major outputs to the operator's order."""
     return outputs if node.option("TimeMajor") else op.transpose(outputs, (1, 0, 2))
 
 
 def given(node: Node, index: int) -> Expr | None:
-    """Return an input that may be absent, or None."""
+    """Return an optional input, or None."""
     return None if node.optional(index) is None else node.expr(index)
 
 
 def remembered(node: Node, activations: Expr, times: Expr) -> Expr:
-    """Return SVDF's sums by unit, and update its state: each filter stores its last activations,
-    weighted by `times` [filters, memory].
+    """Emit SVDF's sums per unit and update its memory of the last activations, weighted by `times`
+    [filters, memory].
 
     The state, input 4, is [batch, filters * memory].
     """
@@ -64,6 +66,7 @@ def remembered(node: Node, activations: Expr, times: Expr) -> Expr:
     if filters is None or memory is None or filters % rank:
         node.unsupported(f"{node.ins[2]} must have known extents, the first a multiple of {rank}")
     before = op.reshape(node.scope.expr(state(node, 4)), (-1, filters, memory))
+    # The memory is a queue: the oldest activation leaves, the new one enters at its end.
     recent = op.strided_slice(before, (1,), (memory,), axes=(2,))
     after = node.given(op.concatenate([recent, op.expand_dims(activations, 2)], axis=2))
     wide = op.cast(node.scope.expr(after), node.typed(times).dtype)

@@ -1,6 +1,4 @@
-"""Window geometry of convolutions and pooling, read from options; for float and quantised
-tensors.
-"""
+"""Window geometry of convolutions and pooling, read from an operator's options."""
 
 from __future__ import annotations
 
@@ -18,7 +16,9 @@ SAME = 0
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """Geometry of a convolution. order: the transposition of the weights to HWIO."""
+    """Geometry of a convolution: window, channels, groups and the weight's transposition
+    to HWIO.
+    """
 
     window: Window
     channels: int
@@ -31,12 +31,12 @@ Reader = Callable[[Node], Convolution]
 
 
 def sizes(node: Node, start: str, axes: str, end: str = "", default: int = 1) -> tuple[int, ...]:
-    """Return an option of each axis, "HW" or "DHW": that of H is "StrideH"."""
+    """Return an option of each axis of "HW" or "DHW": for H "StrideH"."""
     return tuple(int(node.option(f"{start}{axis}{end}", default)) for axis in axes)
 
 
 def window_of(node: Node, kernel: Sequence[Dim], data: int = 0, is_dilated: bool = True) -> Window:
-    """Return the window of a kernel over the input `data`."""
+    """Return the window of a kernel over input `data`."""
     axes = "DHW"[-len(kernel) :]
     strides, gaps = sizes(node, "Stride", axes), (1,) * len(kernel)
     gaps = sizes(node, "Dilation", axes, "Factor") if is_dilated else gaps
@@ -47,21 +47,21 @@ def window_of(node: Node, kernel: Sequence[Dim], data: int = 0, is_dilated: bool
 
 
 def pool_window(node: Node) -> Window:
-    """Return the window of a pool."""
+    """Return the window of a pooling operator."""
     return window_of(node, (node.option("FilterHeight"), node.option("FilterWidth")), 0, False)
 
 
 def sides_of(node: Node, window: Window) -> tuple[int, ...]:
-    """Return (top, left, bottom, right). Raises Unsupported where it depends on extents that are
-    symbolic: padding of zero points is no operator of its own.
-    """
+    """Return the padding (top, left, bottom, right); reject symbolic padding."""
     if window.padding is None:
         node.unsupported(f"padding SAME with strides needs a known extent of {node.ins[0]}")
     return window.padding
 
 
 def plain(node: Node) -> Convolution:
-    """Read weights (out, height, width, in), where fewer in than the data has make groups."""
+    """Return the geometry of CONV_2D weights [out, height, width, in]; fewer inputs than data
+    channels make groups.
+    """
     out, height, width, depth = weight_extents(node, 1, 4)
     channels = known(node.shape(0)[3])
     if channels is None or channels % depth:
@@ -70,9 +70,10 @@ def plain(node: Node) -> Convolution:
 
 
 def depthwise(node: Node) -> Convolution:
-    """Read weights (1, height, width, out): of each channel of the data equally many."""
+    """Return the geometry of depthwise weights [1, height, width, out]."""
     _, height, width, out = weight_extents(node, 1, 4)
     channels = known(node.shape(0)[3])
     if channels is None or out % channels:
         node.unsupported(f"{node.ins[0]} must have a divisor of {out} as its channels")
+    # The weight is [1, height, width, out]: axis 0 becomes the one input channel of each group.
     return Convolution(window_of(node, (height, width)), out, channels, (1, 2, 0, 3))

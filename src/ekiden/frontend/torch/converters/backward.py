@@ -22,7 +22,7 @@ def _convolution(
     padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int,
     mask: Sequence[bool],
 ) -> Many:  # fmt: skip
-    """Convert aten::convolution_backward: (gradient of the input, of the weight, of the bias).
+    """Convert aten::convolution_backward: the gradients of input, weight and bias.
 
     Only those that `mask` requests are computed; the others are None.
     """
@@ -44,12 +44,14 @@ def _of_input(
     node: Node, grad: Value, x: Value, weight: Value, stride: Ints, padding: Ints, dilation: Ints,
     transposed: bool, groups: int,
 ) -> Expr:  # fmt: skip
-    """Return the input's gradient: the transpose of the convolution.
+    """Emit the input's gradient: the transposed convolution of the output's gradient.
 
     The rows and columns that a stride dropped are at the end: as many as possible are added, then
     cut to the input's extents.
     """
     rank = len(stride)
+    # Of the input extents that give one output extent the largest is made, and the surplus is cut
+    # off.
     extra = (0,) * rank if transposed else tuple(s - 1 for s in stride)
     gradient = convolution(
         node, grad, weight, None, stride, padding, dilation, not transposed, extra, groups
@@ -58,6 +60,8 @@ def _of_input(
     extents = x.type.shape[2:]
     if all(map(equal, have, extents)):
         return gradient
+    # With output padding of stride - 1 the transpose covers any input extent; the surplus is
+    # cropped.
     return op.strided_slice(gradient, [0] * rank, list(extents), axes=list(range(2, rank + 2)))
 
 
@@ -65,8 +69,8 @@ def _windows(
     node: Node, large: Value, small: Value, weight: Value, stride: Ints, padding: Ints,
     dilation: Ints,
 ) -> list[Expr]:  # fmt: skip
-    """Return the elements of the larger side that each kernel tap meets: one (batch, channels,
-    *positions) per tap.
+    """Return, per kernel tap, the elements of the larger side that it meets: [batch, channels,
+    *positions].
     """
     kernel = node.static(weight.type.shape[2:], "the kernel")
     window = Window(kernel, tuple(stride), tuple(dilation), tuple(padding), tuple(padding))
@@ -77,12 +81,13 @@ def _windows(
 def _of_weight(
     node: Node, windows: Sequence[Expr], small: Value, weight: Value, groups: int
 ) -> Expr:
-    """Return the weight's gradient: per group, a matrix product over batch and positions.
+    """Emit the weight's gradient: per group, a matrix product over batch and positions.
 
     Its factors are the smaller side's channels and, for each tap, the elements that it meets on the
     larger side.
     """
     outer, inner, *kernel = node.static(weight.type.shape, "the weight")
+    # One channel per group: a batched product would have matrices of one column.
     if inner == 1 and groups > 1:
         return _of_depthwise_weight(node, windows, small, (outer, inner, *kernel), groups)
     batch, _, *positions = small.type.shape
@@ -100,7 +105,7 @@ def _of_weight(
 def _of_depthwise_weight(
     node: Node, windows: Sequence[Expr], small: Value, shape: Sequence[int], groups: int
 ) -> Expr:
-    """Return the gradient of a depthwise weight: per tap, a sum of products with the smaller side.
+    """Emit the gradient of a depthwise weight: per tap, a sum of products with the smaller side.
 
     The smaller side is read in its own layout, instead of matrix products of one row.
     """
@@ -113,7 +118,7 @@ def _of_depthwise_weight(
 
 
 def _flat(node: Node, data: Expr, shape: Shape) -> Expr:
-    """Return data reshaped to (batch, channels, positions)."""
+    """Reshape data to [batch, channels, positions]."""
     return op.reshape(data, (*shape[:2], product(shape[2:])), allowzero=True)
 
 
@@ -123,12 +128,14 @@ def _max_pool(rank: int) -> Converter:
     """
 
     def convert(node: Node, grad: Value, x: Value, *settings: object) -> Expr:
-        """Scatter-add the gradients into zeros: overlapping windows may share a maximum."""
+        """Scatter-add the gradients into zeros; overlapping windows may share a maximum."""
         indices = settings[-1]
         assert isinstance(indices, Value)
         shape, dtype = x.type.shape, x.type.dtype
         lead = tuple(shape[:-rank])
         count = product(indices.type.shape[-rank:])
+        # The saved indices are flat within a plane; overlapping windows may share a maximum, hence
+        # the sum.
         zeros = op.full(const(0, dtype), (*lead, product(shape[-rank:])), dtype=dtype)
         at = op.reshape(node.of(indices), (*lead, count), allowzero=True)
         updates = op.reshape(node.of(grad), (*lead, count), allowzero=True)
@@ -141,7 +148,9 @@ def _max_pool(rank: int) -> Converter:
 def _embedding(
     node: Node, grad: Value, indices: Value, rows: int, padding: int, scaled: bool
 ) -> Expr:
-    """Rows added where their index says; none for the row of padding."""
+    """Convert embedding_dense_backward: gradients added to the rows of their indices, without the
+    padding row.
+    """
     if scaled:
         node.unsupported("gradients that are scaled by frequency")
     dtype = grad.type.dtype
@@ -149,6 +158,7 @@ def _embedding(
     flat = op.reshape(node.of(indices, "int64"), (-1,))
     updates = op.reshape(node.of(grad), (product(indices.type.shape), width), allowzero=True)
     if padding >= 0:
+        # The row of padding_idx gets no gradient.
         keep = op.expand_dims(op.not_equal(flat, const(padding, "int64")), axis=1)
         updates = op.where(keep, updates, const(0, dtype))
     zeros = op.full(const(0, dtype), (rows, width), dtype=dtype)

@@ -1,4 +1,4 @@
-"""`view(dtype)`: the bits of a tensor as elements of another dtype, whose size may be another."""
+"""Bit views of tensors: `view(dtype)` between element types of any sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _unsigned(dtype: str) -> str:
 
 
 def _as_dtype(data: Expr, dtype: str, target: str) -> Expr:
-    """Return elements of one size as another dtype; truth values are bytes."""
+    """Bitcast elements to a dtype of the same size; bools are bytes."""
     if dtype == target:
         return data
     if dtype == "bool":
@@ -32,10 +32,12 @@ def _as_dtype(data: Expr, dtype: str, target: str) -> Expr:
 
 
 def _cut(node: Node, data: Expr, large: str, small: str) -> Expr:
-    """Return (..., n) unsigned integers as (..., n * r) of the r-th part of their size, the lowest
-    bits first, as memory has them."""
+    """Split unsigned integers [..., n] into [..., n * r] of an r-th of their size, lowest bits
+    first, as in memory.
+    """
     shape, count = node.typed(data).shape, itemsize(large) // itemsize(small)
     bits = 8 * itemsize(small)
+    # Little-endian: the first small element holds the lowest bits.
     mask = const((1 << bits) - 1, large)
     pieces = [
         op.cast(op.bitwise_and(op.right_shift(data, const(at * bits, large)), mask), small)
@@ -46,7 +48,7 @@ def _cut(node: Node, data: Expr, large: str, small: str) -> Expr:
 
 
 def _joined(node: Node, data: Expr, small: str, large: str) -> Expr:
-    """Return (..., n * r) unsigned integers as (..., n) of r times their size."""
+    """Join unsigned integers [..., n * r] into [..., n] of r times their size."""
     shape: Shape = node.typed(data).shape
     count = itemsize(large) // itemsize(small)
     apart: tuple[Dim, ...] = (*shape[:-1], tidy(as_dim(shape[-1]) // count), count)
@@ -63,7 +65,7 @@ def _joined(node: Node, data: Expr, small: str, large: str) -> Expr:
 
 
 def _viewed(node: Node, data: Expr, dtype: str, target: str) -> Expr:
-    """Return the bits of (..., n) elements as those of another dtype."""
+    """Reinterpret the bits of [..., n] elements as another dtype."""
     small, large = _unsigned(dtype), _unsigned(target)
     if small == large:
         return _as_dtype(data, dtype, target)
@@ -73,13 +75,13 @@ def _viewed(node: Node, data: Expr, dtype: str, target: str) -> Expr:
 
 
 def _view_dtype(node: Node, x: Value, dtype: object) -> Result:
-    """Convert aten::view.dtype; the last axis grows or shrinks with the ratio of element sizes."""
+    """Convert aten::view.dtype; the last axis scales with the ratio of element sizes."""
     del dtype  # which PyTorch says of the result
     return _viewed(node, node.of(x), x.type.dtype, node.out_dtype)
 
 
 def _view_complex(node: Node, x: Value | Complex, dtype: object) -> Found:
-    """Convert view.dtype from or to complex numbers, stored as pairs along the last axis."""
+    """Convert view.dtype from or to complex numbers, which memory holds as pairs."""
     del dtype
     if isinstance(x, Complex):
         if node.is_complex:
@@ -98,7 +100,7 @@ def _view_complex(node: Node, x: Value | Complex, dtype: object) -> Found:
 
 
 def _same_complex(node: Node, x: Complex) -> Found:
-    """Return complex numbers as they are. Raises Unsupported for those of another size."""
+    """Return complex numbers of the same size unchanged."""
     source = node.fx.all_input_nodes[0].meta["val"].dtype
     if from_torch_dtype(PARTS[source]) != node.part_dtype:
         node.unsupported("complex numbers as those of another size")

@@ -1,4 +1,4 @@
-"""Operators that give or take complex numbers: arithmetic of the pairs of their parts."""
+"""Converters of complex tensors: arithmetic on pairs of real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def summed(function: Callable[[Expr, Expr], Expr]) -> Rule:
     """Return the rule of a + alpha * b or a - alpha * b."""
 
     def rule(node: Node, a: object, b: object, alpha: object = 1) -> Found:
-        """Return a op (alpha * b) in parts, in the shape of the result."""
+        """Emit a op (alpha * b) part by part, in the result's shape."""
         left_parts, right_parts = parts_of(node, a), parts_of(node, b)
         if alpha != 1:
             right_parts = multiplied(right_parts, parts_of(node, alpha))
@@ -45,7 +45,7 @@ def _broadcast(node: Node, value: Expr, shape: Sequence[Dim]) -> Expr:
 
 
 def div(node: Node, a: object, b: object) -> Found:
-    """Return a / b; by a real number, part by part."""
+    """Emit a / b; a real divisor divides each part."""
     numerator, (c, d) = parts_of(node, a), parts_of(node, b)
     if not isinstance(b, (Complex, complex)):
         return op.divide(numerator[0], c), op.divide(numerator[1], c)
@@ -53,22 +53,22 @@ def div(node: Node, a: object, b: object) -> Found:
 
 
 def reciprocal(node: Node, x: Complex) -> Found:
-    """Return 1 / x."""
+    """Emit 1 / x."""
     return div(node, 1.0, x)
 
 
 def absolute(node: Node, x: Complex) -> Result:
-    """Return the modulus of each element."""
+    """Emit the modulus of each element."""
     return modulus(node.of(x.real), node.of(x.imaginary))
 
 
 def angle(node: Node, x: Complex) -> Result:
-    """Return the argument of each element, in [-pi, pi]."""
+    """Emit the argument of each element, in [-pi, pi]."""
     return atan2(node.of(x.imaginary), node.of(x.real), node.part_dtype)
 
 
 def sgn(node: Node, x: Complex) -> Found:
-    """Return each element divided by its modulus; 0 for 0."""
+    """Emit each element over its modulus; 0 for 0."""
     size = modulus(node.of(x.real), node.of(x.imaginary))
     # Division by 1 instead of 0: sgn(0) is 0, not NaN.
     none = op.equal(size, op.zeros_like(size))
@@ -82,18 +82,18 @@ def _polar(node: Node, size: Value, angle: Value) -> Found:
 
 
 def exp(node: Node, x: Complex) -> Found:
-    """exp(a) (cos b + i sin b)."""
+    """Emit exp(a) (cos b + i sin b)."""
     return exponential(node.of(x.real), node.of(x.imaginary))
 
 
 def log(node: Node, x: Complex) -> Found:
-    """Return log |x| + i arg(x)."""
+    """Emit log |x| + i arg(x)."""
     a, b = node.of(x.real), node.of(x.imaginary)
     return op.log(modulus(a, b)), atan2(b, a, node.part_dtype)
 
 
 def sqrt(node: Node, x: Complex) -> Found:
-    """Return the principal square root, by half the argument."""
+    """Emit the principal square root, in polar form."""
     a, b = node.of(x.real), node.of(x.imaginary)
     half = const(0.5, node.part_dtype)
     r, t = op.sqrt(modulus(a, b)), op.multiply(atan2(b, a, node.part_dtype), half)
@@ -101,9 +101,7 @@ def sqrt(node: Node, x: Complex) -> Found:
 
 
 def power(node: Node, x: Complex, exponent: object) -> Found:
-    """Return a whole power of at least 1, by repeated squaring. Raises Unsupported for other
-    exponents.
-    """
+    """Emit a positive integer power by binary exponentiation."""
     if not isinstance(exponent, (int, float)) or exponent != int(exponent) or exponent < 1:
         raise Unsupported(f"a complex number to the power of {exponent!r}")
     base, count = parts_of(node, x), int(exponent)
@@ -123,13 +121,13 @@ def _conj(node: Node, x: Complex) -> Found:
 
 
 def equal(node: Node, a: object, b: object) -> Result:
-    """Return whether both parts are equal."""
+    """Emit whether both parts are equal."""
     (p, q), (r, s) = parts_of(node, a), parts_of(node, b)
     return op.logical_and(op.equal(p, r), op.equal(q, s))
 
 
 def unequal(node: Node, a: object, b: object) -> Result:
-    """Return whether either part differs."""
+    """Emit whether either part differs."""
     (p, q), (r, s) = parts_of(node, a), parts_of(node, b)
     return op.logical_or(op.not_equal(p, r), op.not_equal(q, s))
 
@@ -151,7 +149,7 @@ def _as_complex(node: Node, x: Value) -> Found:
 
 
 def cast(node: Node, x: object, *_: object, **__: object) -> Found:
-    """Return the numbers in another dtype; to a real dtype, the real part."""
+    """Convert to another dtype; a real dtype keeps the real part."""
     real, imaginary = parts_of(node, x)
     if not node.is_complex:
         return op.cast(real, node.out_dtype)
@@ -160,24 +158,24 @@ def cast(node: Node, x: object, *_: object, **__: object) -> Found:
 
 
 def filled(node: Node, *args: object, **__: object) -> Found:
-    """Return the result of `full` and its kin, whose fill value is the last argument."""
+    """Convert `full` and its relatives, whose fill value is the last argument."""
     number = complex(args[-1])  # type: ignore[call-overload]
     shape, dtype = tuple(node.out_shape), node.part_dtype
     return op.full(const(number.real, dtype), shape), op.full(const(number.imag, dtype), shape)
 
 
 def zeros(node: Node, *_: object, **__: object) -> Found:
-    """Zeros."""
+    """Emit complex zeros."""
     return filled(node, 0.0)
 
 
 def ones(node: Node, *_: object, **__: object) -> Found:
-    """Ones."""
+    """Emit complex ones."""
     return filled(node, 1.0)
 
 
 def _angle_of_real(node: Node, x: Value) -> Result:
-    """Pi below 0; NaN stays."""
+    """Emit pi below 0 and 0 above; NaN is propagated."""
     data = node.of(x, node.out_dtype)
     zero = op.zeros_like(data)
     angle_value = op.where(op.less(data, zero), op.full_like(data, const(math.pi)), zero)

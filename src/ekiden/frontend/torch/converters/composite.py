@@ -1,5 +1,4 @@
-"""Converters of composite operators, for programs imported as torch.export wrote them (see
-ekiden.frontend.torch.plain).
+"""Converters of composite operators, for programs imported without PyTorch's decomposition.
 
 Each mirrors PyTorch's own decomposition, by the converters of its parts. A converter that does not
 support an argument says so: PyTorch then decomposes the program, and the result is imported.
@@ -48,7 +47,7 @@ def _conv_transpose(
 
 
 def _first(name: str) -> Converter:
-    """Return the converter that gives the first result of another operator."""
+    """Return the converter of an operator's first result."""
     return lambda *args, **kwargs: OTHERS[name](*args, **kwargs)[0]
 
 
@@ -56,7 +55,8 @@ def _batch_norm(
     node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     variance: Value | None, training: bool, momentum: float, eps: float, *_: object,
 ) -> Found:  # fmt: skip
-    """Convert aten::batch_norm in inference, with the running statistics."""
+    """Convert aten::batch_norm in inference, by the running statistics."""
+    # Training changes the running statistics, which only the decomposed graph expresses.
     if training or mean is None or variance is None:
         node.unsupported("statistics of the batch")
     operands = (x, weight, bias, mean, variance, momentum, eps)
@@ -102,6 +102,7 @@ def _repeat_interleave(
     node: Node, x: Value, repeats: Operand, dim: int | None = None, *, output_size: object = None
 ) -> Expr:
     """Convert repeat_interleave with a constant count, along an axis or of the flattened tensor."""
+    # A tensor of repeats makes the result's extent data dependent; the decomposition handles it.
     if not isinstance(repeats, int):
         node.unsupported("the number of repeats must be constant")
     if dim is None:
@@ -136,14 +137,14 @@ def _glu(node: Node, x: Value, dim: int = -1) -> Expr:
 
 
 def _rsub(node: Node, a: Operand, b: Operand, alpha: float = 1) -> Found:
-    """b - alpha * a"""
+    """Convert rsub: b - alpha * a."""
     if alpha != 1:
         node.unsupported("'alpha' must be 1")
     return OTHERS["sub"](node, b, a)
 
 
 def _to(node: Node, x: Value, *_: object, **__: object) -> Found:
-    """Convert to another dtype, which PyTorch inferred for the output."""
+    """Convert `to`: a cast to the dtype that PyTorch inferred."""
     return OTHERS["_to_copy"](node, x)
 
 
@@ -156,7 +157,7 @@ def _vector_norm(
     node: Node, x: Value, ord: float = 2, dim: Ints | None = None,
     keepdim: bool = False, *, dtype: object = None,
 ) -> Expr:  # fmt: skip
-    """Convert linalg_vector_norm of order 2, the Euclidean norm."""
+    """Convert linalg_vector_norm of order 2."""
     if ord != 2 or not is_float(x.type.dtype):
         node.unsupported(f"a norm of order {ord}")
     rank = len(x.type.shape)

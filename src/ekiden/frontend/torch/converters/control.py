@@ -1,4 +1,4 @@
-"""cond, while_loop, scan and map, as choices and functions of Relay."""
+"""Higher-order operators cond, while_loop, scan and map."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Many = list[Value]
 
 
 def _value(node: Node, operand: object) -> Value:
-    """Return an operand as a value; a size becomes a zero-dimensional tensor."""
+    """Return an operand as a value; a size becomes a tensor of rank 0."""
     if isinstance(operand, Value):
         return operand
     if isinstance(operand, PrimExpr):
@@ -32,7 +32,7 @@ def _value(node: Node, operand: object) -> Value:
 
 
 def _run(node: Node, module: torch.fx.GraphModule, inputs: Sequence[object]) -> Many:
-    """Import a subgraph of the node for these inputs and return its outputs."""
+    """Import a subgraph of the node for these inputs; return its outputs."""
     inner = cast("Graph", node.graph).inside(module)
     return [_value(node, output) for output in inner.run(inputs)]
 
@@ -54,7 +54,7 @@ def _while_loop(
     (go,) = _run(node, test, [*start, *extra])
 
     def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
-        """Return one iteration: the body's values, and the test's verdict on them."""
+        """Import one iteration: the body, then the loop condition on its results."""
         carried_out = _run(node, body, [*values, *extra])
         (again,) = _run(node, test, [*carried_out, *extra])
         return Iteration(again, carried_out)
@@ -75,13 +75,14 @@ def _scan(
     """
     start = [_value(node, operand) for operand in carried]
     names = [f"carried{i}" for i in range(len(start))]
+    # All scanned tensors have the same number of steps along axis 0.
     extent = xs[0].type.shape[0]
     node.scope.same([extent] * (len(xs) - 1), [x.type.shape[0] for x in xs[1:]])
     limit = node.scope.spanned(node.scope.scalar(extent))
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Return one iteration, (carried values, slices to stack), with row `index` of each of
-        `xs`.
+        """Import one iteration, (carried values, slices to stack), on row `index` of each
+        of `xs`.
         """
         at = node.scope.expr(index)
         rows = []

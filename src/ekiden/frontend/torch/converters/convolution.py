@@ -23,7 +23,7 @@ Ints = Sequence[int]
 
 
 def spread(values: Ints, rank: int, default: int = 0) -> tuple[int, ...]:
-    """Return one number for each axis; PyTorch may list one for all axes, or none."""
+    """Expand an argument to one number per axis; PyTorch may list one for all axes, or none."""
     numbers = tuple(int(v) for v in values)
     if not numbers:
         return (default,) * rank
@@ -31,10 +31,9 @@ def spread(values: Ints, rank: int, default: int = 0) -> tuple[int, ...]:
 
 
 def _window(kernel: Sequence[Dim], stride: Ints, padding: Ints, dilation: Ints = (1,)) -> Window:
-    """Return a window whose padding is the same on both sides; a stride may be left out, which is
-    the window's extent then.
-    """
+    """Return a window of symmetric padding; a missing stride is the window's extent."""
     rank = len(kernel)
+    # Without a stride PyTorch's pooling windows do not overlap.
     sides, steps = spread(padding, rank), spread(stride, rank) if stride else as_ints(kernel)
     return Window(tuple(kernel), steps, spread(dilation, rank, 1), sides, sides)
 
@@ -61,7 +60,9 @@ def convolution(
 
 
 def _batched(node: Node, x: Value, rank: int, pool: Callable[[Expr], Expr]) -> Expr:
-    """Return what `pool` makes of data with a batch, which is added where there is none."""
+    """Apply a function to data with a batch axis, which is added and dropped where it is
+    missing.
+    """
     data = node.of(x)
     if len(x.type.shape) == rank + 2:
         return pool(data)
@@ -73,8 +74,8 @@ def _max_pool(rank: int) -> Converter:
         node: Node, x: Value, kernel: Ints, stride: Ints = (), padding: Ints = (0,),
         dilation: Ints = (1,), ceil_mode: bool = False,
     ) -> list[Expr | Value | None]:  # fmt: skip
-        """Return [maxima, their flat indices]; the indices, a second pass, only if they
-        are used.
+        """Convert max_pool{n}d_with_indices; the flat indices take a second pass and are emitted
+        only if used.
         """
         window = _window(spread(kernel, rank), stride, padding, dilation)
         maxima = _batched(
@@ -86,7 +87,7 @@ def _max_pool(rank: int) -> Converter:
 
 
 def _places(node: Node, x: Value, window: Window) -> Expr:
-    """Return the flat positions of maxima in each plane of the data."""
+    """Emit the flat index of each window's maximum within its plane."""
     lead, meta = len(x.type.shape) - len(window.strides), node.meta
     assert isinstance(meta, (list, tuple))
     counts = node.symbols.shape(meta[0].shape[lead:])
@@ -101,18 +102,19 @@ def _average_pool(rank: int) -> Converter:
         ceil_mode: bool = False, count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Expr:  # fmt: skip
-        """Return the mean of each window, or its sum divided by `divisor_override`.
+        """Emit the mean of each window, or its sum divided by `divisor_override`.
 
         Integers are summed in float64, which is exact, and divided towards zero.
         """
         window = _window(spread(kernel, rank), stride, padding)
 
         def pool(data: Expr) -> Expr:
-            """Return the mean of each window of data that have a batch."""
+            """Emit the mean of each window of batched data."""
             return shared.average_pool(node, data, window, "", count_include_pad, ceil_mode)
 
         def means(data: Expr) -> Expr:
-            """Return the means of windows of which zeros beyond the data are a part."""
+            """Emit the means of windows that include zeros beyond the data."""
+            # ceil_mode may need elements beyond the padding, which count as zeros.
             missing = window.missing(x.type.shape[-rank:], node.out_shape[-rank:])
             after = as_attr(d if (n := known(d)) is None else max(n, 0) for d in missing)
             wide = padded(node, data, replace(window, after=after), 0)
@@ -120,6 +122,8 @@ def _average_pool(rank: int) -> Converter:
 
         if divisor_override is None:
             return _batched(node, x, rank, pool)
+        # avg_pool divides by the window's size: multiplying by it gives the sum that
+        # divisor_override divides.
         taps, dtype = float(np.prod(window.kernel)), x.type.dtype
         if is_float(dtype):
             factor = const(taps / divisor_override, dtype)
@@ -137,7 +141,7 @@ def _adaptive(rank: int) -> Converter:
     }  # fmt: skip
 
     def convert(node: Node, x: Value, size: Sequence[object]) -> Result:
-        """Return the mean of each bin; one bin per axis is a plain reduction."""
+        """Emit the mean of each bin; one bin per axis is a plain reduction."""
         counts = node.sizes(size)
         if all(known(d) == 1 for d in counts):
             axes = list(range(len(x.type.shape) - rank, len(x.type.shape)))
@@ -155,7 +159,8 @@ def _adaptive_max(rank: int) -> Converter:
     }  # fmt: skip
 
     def convert(node: Node, x: Value, size: Sequence[object]) -> list[Expr | Value | None]:
-        """Return [maxima of the bins, their flat indices or None]."""
+        """Emit the maxima of the bins, and their flat indices if used."""
+        # Indices cost a gather of every bin, so they are made only if something reads them.
         counts = node.sizes(size)
         indices = _places_of_bins(node, x, rank) if node.wants(1) else None
         return [_batched(node, x, rank, lambda data: pools[rank](data, counts)), indices]
@@ -164,7 +169,7 @@ def _adaptive_max(rank: int) -> Converter:
 
 
 def _places_of_bins(node: Node, x: Value, rank: int) -> Expr:
-    """Return the flat indices of the maxima of bins of different lengths.
+    """Emit the flat indices of the maxima of bins of different lengths.
 
     All taps of a bin stand side by side, those beyond its end at the lowest value; the first of the
     largest wins.
@@ -197,7 +202,7 @@ def _places_of_bins(node: Node, x: Value, rank: int) -> Expr:
 def _flat_places(
     node: Node, data: Expr, extents: Shape, starts: Sequence[Expr], lengths: Shape, lead: int
 ) -> Expr:
-    """Return the flat index of the maximum in each bin of (.., count, length, count, length)."""
+    """Emit the flat index of the maximum in each bin of [..., count, length, count, length]."""
     rank = len(starts)
     order = [*range(lead), *(lead + 2 * a for a in range(rank)),
              *(lead + 2 * a + 1 for a in range(rank))]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tensors created from a shape, and operators that only assert."""
+"""Converters of tensor creation, and of operators that only assert."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _fill(node: Node, x: Value, value: Operand) -> Expr:
 
 
 def _filled(value: int) -> Converter:
-    """Return the converter of tensors of one number; uninitialised ones hold 0."""
+    """Return the converter of tensors of one number; uninitialized ones hold 0."""
 
     def convert(node: Node, *_: object, **__: object) -> Expr:
         dtype = node.out_dtype
@@ -42,6 +42,7 @@ def _filled(value: int) -> Converter:
 
 def _arange(node: Node, start: Operand, end: Operand, step: Operand = 1, **_: object) -> Expr:
     dtype = node.out_dtype
+    # start + i * step with the extent that PyTorch inferred: summing steps would round differently.
     if any(isinstance(v, float) for v in (start, end, step)) or is_float(dtype):
         (count,) = node.out_shape
         positions = op.cast(op.arange(0, count, 1, dtype="int64"), dtype)
@@ -59,12 +60,13 @@ def _arange_to(node: Node, end: Operand, **named: object) -> Expr:
 
 
 def _iota(node: Node, length: Operand, *, start: Operand, step: Operand, **_: object) -> Expr:
+    # prims.iota states a length, aten.arange an end.
     stop = tidy(as_dim(node.size(start)) + as_dim(node.size(length)) * as_dim(node.size(step)))
     return _arange(node, start, stop, step)
 
 
 def _linspace(node: Node, start: Operand, end: Operand, steps: int, **_: object) -> Expr:
-    """Convert linspace, counted from both ends, so that both are exact."""
+    """Convert linspace; each half is counted from its own end, so that both ends are exact."""
     dtype = node.out_dtype
     wide = dtype if is_float(dtype) else "float64"
     first, last = node.of(start, wide), node.of(end, wide)
@@ -91,7 +93,7 @@ def _scalar_tensor(node: Node, value: Operand, **_: object) -> Expr:
 
 
 def _checked(node: Node, *_: object, **__: object) -> None:
-    """Ignore an assertion on sizes: torch.export lists it among its constraints."""
+    """Ignore an assertion on sizes, which torch.export also lists among its constraints."""
     return
 
 

@@ -1,4 +1,4 @@
-"""The loss of connectionist temporal classification (Graves and others, 2006) and its gradient.
+"""Connectionist temporal classification loss (Graves et al., 2006) and its gradient.
 
 States s are a blank before, between and behind labels l; y are probabilities, all sums logarithms.
 
@@ -29,12 +29,12 @@ Lengths = Value | Sequence[int]
 
 
 def _lengths(node: Node, lengths: Lengths) -> Expr:
-    """Return the lengths as int64, one per batch element."""
+    """Return the lengths as an int64 tensor [batch]."""
     return node.of(lengths, "int64") if isinstance(lengths, Value) else const(lengths, "int64")
 
 
 def _labels(node: Node, targets: Value, lengths: Expr, max_length: Dim) -> Expr:
-    """Return the labels (batch, max_length), from padded rows or from a concatenation.
+    """Emit the labels [batch, max_length], from padded rows or from a concatenation.
 
     Those beyond a target's length are arbitrary.
     """
@@ -51,7 +51,7 @@ def _labels(node: Node, targets: Value, lengths: Expr, max_length: Dim) -> Expr:
 
 
 def _log_sum(node: Node, terms: Sequence[Expr], dtype: str) -> Expr:
-    """Return the log of the sum of exponentials; -inf where all terms are -inf."""
+    """Emit the log of a sum of exponentials; -inf where all terms are -inf."""
     largest = reduce(op.maximum, terms)
     none = op.equal(largest, const(float("-inf"), dtype))
     # -inf minus -inf would be NaN: such a row is shifted by 0.
@@ -61,7 +61,8 @@ def _log_sum(node: Node, terms: Sequence[Expr], dtype: str) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class _States:
-    """The CTC states of a batch.
+    """CTC states of a batch: the labels with blanks between them, and their emission log
+    probabilities.
 
     path: (batch, states), their labels. places: the same for each step. seen: (steps, batch,
     states), the log probability of each state's label. skips: whether a state may follow the one
@@ -85,28 +86,26 @@ class _States:
 
     @property
     def number(self) -> Expr:
-        """Return the index of each state."""
+        """Emit the index of each state."""
         return op.arange(const(0, "int64"), self.node.of(self.states, "int64"), dtype="int64")
 
     @property
     def last(self) -> Expr:
-        """(batch, 1): the number of the blank behind each target."""
+        """Emit the index of the blank behind each target, [batch, 1]."""
         return op.expand_dims(op.multiply(self.counts, const(2, "int64")), 1)
 
     def later(self, data: Expr, by: int) -> Expr:
-        """Return the value of the state `by` before each state; -inf at the front."""
+        """Shift values by `by` states to the right; -inf enters at the front."""
         padded = op.nn.pad(data, [(0, 0), (by, 0)], self.low)
         return op.strided_slice(padded, [0], [self.states], axes=[1])
 
     def earlier(self, data: Expr, by: int) -> Expr:
-        """Return the value of the state `by` after each state; -inf at the end."""
+        """Shift values by `by` states to the left; -inf enters at the end."""
         padded = op.nn.pad(data, [(0, 0), (0, by)], self.low)
         return op.strided_slice(padded, [by], [as_dim(self.states) + by], axes=[1])
 
     def jumped(self, data: Expr) -> Expr:
-        """Return the data where labels differ, so that no blank must stand between; -inf
-        elsewhere.
-        """
+        """Mask the states that may not be reached by skipping a blank, with -inf."""
         return op.where(self.node.of(self.skips), data, self.low)
 
 
@@ -123,6 +122,8 @@ def _states_of(
     blanks = op.full_like(labels, const(blank, "int64"))
     states = tidy(2 * max_length + 1) if isinstance(max_length, PrimExpr) else 2 * max_length + 1
     pairs = op.reshape(op.stack([blanks, labels], axis=2), (batch, states - 1), allowzero=True)
+    # The extended label sequence has 2 * length + 1 states: a blank before, between and after
+    # labels.
     edge = op.full(const(blank, "int64"), (batch, 1))
     path = node.scope.spanned(op.concatenate([pairs, edge], axis=1))
     by_step = node.scope.bound(op.broadcast_to(op.expand_dims(path, 0), (steps, batch, states)))
@@ -139,7 +140,7 @@ def _ctc_loss(
     node: Node, log_probs: Value, targets: Value, input_lengths: Lengths, target_lengths: Lengths,
     blank: int = 0, zero_infinity: bool = False,
 ) -> list[Expr | None]:  # fmt: skip
-    """Convert _ctc_loss: (the loss of each batch element, log_alpha if the gradient needs it)."""
+    """Convert _ctc_loss: the loss of each batch element, and log_alpha if the gradient needs it."""
     dtype = log_probs.type.dtype
     of = _states_of(node, log_probs, targets, input_lengths, target_lengths, blank)
     begins = op.less(
@@ -148,14 +149,15 @@ def _ctc_loss(
     start = op.where(begins, op.take(node.of(of.seen), const(0, "int64"), axis=0), of.low)
 
     def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """Return one time step: reach a state from itself, the previous one, or the one before
-        that.
+        """Emit one time step of the forward recursion: from the same state, the previous one, or
+        past a blank.
 
         Sequences that have ended keep their sums.
         """
         sums, at = node.of(carried[0]), op.add(node.of(index), const(1, "int64"))
         reached = _log_sum(node, [sums, of.later(sums, 1), of.jumped(of.later(sums, 2))], dtype)
         reached = op.add(reached, op.take(node.of(of.seen), at, axis=0))
+        # Inputs of a batch differ in length: a finished one keeps its sums.
         continued = op.where(op.less(at, op.expand_dims(of.spans, 1)), reached, sums)
         after = node.value_of(node.scope.spanned(continued))
         return Iteration(go, [after], [after] if node.wants(1) else [])
@@ -182,19 +184,20 @@ def _ctc_loss(
 
 
 def _backward_sums(of: _States, steps: Dim) -> Expr:
-    """Return beta, (steps, batch, states), backwards from the end of each input; -inf after it."""
+    """Emit log_beta [steps, batch, states], the backward recursion from the end of each input."""
     node, dtype = of.node, of.seen.type.dtype
     behind = op.subtract(of.last, const(1, "int64"))
     ends = op.logical_or(op.equal(of.number, of.last), op.equal(of.number, behind))
     final = op.subtract(op.expand_dims(of.spans, 1), const(1, "int64"))
 
     def step(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
-        """Return one step back in time, from `steps` - 1 to 0."""
+        """Emit one step of the backward recursion, from time `steps` - 1 down to 0."""
         at = op.subtract(node.of(steps, "int64"), op.add(node.of(index), const(1, "int64")))
         sums = node.of(carried[0])
         paths = [sums, of.earlier(sums, 1), of.earlier(of.jumped(sums), 2)]
         reached = op.where(op.less(at, final), _log_sum(node, paths, dtype), of.low)
         is_end = op.logical_and(op.equal(at, final), ends)
+        # Each sequence enters the recursion at its own last step, with log-probability 0.
         reached = op.where(is_end, const(0, dtype), reached)
         log_beta = op.add(reached, op.take(node.of(of.seen), at, axis=0))
         after = node.value_of(node.scope.spanned(log_beta))
@@ -212,7 +215,7 @@ def _ctc_loss_backward(
     target_lengths: Lengths, loss: Value, log_alpha: Value, blank: int,
     zero_infinity: bool = False,
 ) -> Expr:  # fmt: skip
-    """Return the gradient given in this module's docstring; 0 after the end of an input."""
+    """Convert _ctc_loss_backward; the gradient is 0 after the end of an input."""
     dtype, (steps, _, _) = log_probs.type.dtype, log_probs.type.shape
     of = _states_of(node, log_probs, targets, input_lengths, target_lengths, blank)
     alpha = op.transpose(node.of(log_alpha), [1, 0, 2])

@@ -1,4 +1,4 @@
-"""`flex_attention`: attention whose scores and mask are user functions of the position.
+"""Converter of flex_attention: attention whose scores and mask are user functions of the position.
 
 PyTorch has those functions as graphs of scalars: (score, batch, head, query, key) -> score, and
 (batch, head, query, key) -> whether the key is visible. Here they run on all positions at once.
@@ -31,7 +31,7 @@ def _flex_attention(
     blocks: Sequence[object], scale: float, options: object, of_change: Sequence[object] = (),
     of_mask: Sequence[object] = (),
 ) -> list[Expr | Value | None]:  # fmt: skip
-    """Convert flex_attention: (batch, heads, queries, columns); 0 for a query without a visible
+    """Convert flex_attention to [batch, heads, queries, columns]; 0 for a query without a visible
     key.
 
     The results that only gradients need are not computed.
@@ -39,8 +39,10 @@ def _flex_attention(
     batch, heads, queries, _ = query.type.shape
     keys = key.type.shape[2]
     dtype = query.type.dtype
+    # Grouped-query attention: consecutive query heads share one key and value head.
     first, second = (_of_all_heads(node, operand, heads) for operand in (key, value))
     positions = _places(node, (batch, heads, queries, keys))
+    # PyTorch computes scores in float32 whatever the dtype of query and key.
     lhs, rhs = (_value(node, e) for e in (node.of(query, "float32"), op.cast(first, "float32")))
     products = batched(node, lhs, rhs, transpose_b=True)
     scaled = op.multiply(products, const(scale, "float32"))
@@ -62,9 +64,7 @@ def _value(node: Node, expr: Expr) -> Value:
 
 
 def _of_all_heads(node: Node, x: Value, heads: PrimExpr) -> Expr:
-    """Return keys or values repeated for each query head of their group (grouped-query
-    attention).
-    """
+    """Repeat keys or values for each query head of their group (grouped-query attention)."""
     batch, groups, rows, columns = x.type.shape
     if equal(groups, heads):
         return node.of(x)
@@ -76,7 +76,7 @@ def _of_all_heads(node: Node, x: Value, heads: PrimExpr) -> Expr:
 
 
 def _places(node: Node, shape: Sequence[PrimExpr]) -> list[Value]:
-    """Return batch, head, query and key index of each score, each shaped to broadcast."""
+    """Return the batch, head, query and key index of each score, shaped to broadcast."""
     indices = []
     for axis, extent in enumerate(shape):
         line = op.arange(0, extent, 1, dtype="int32")
@@ -96,8 +96,8 @@ def _everywhere(node: Node, module: torch.fx.GraphModule, inputs: Sequence[objec
 def _is_seen(
     node: Node, blocks: Sequence[object], positions: Sequence[Value], of_mask: Sequence[object]
 ) -> Expr:
-    """Return whether a key is visible: its block is listed as full, or as partial and the mask
-    admits it.
+    """Emit which keys are visible: those of full blocks, and those of partial blocks that the mask
+    admits.
     """
     *lists, rows, columns, mask = blocks
     counts, which, full_counts, full_which = lists[2:6]
@@ -113,7 +113,8 @@ def _is_seen(
 def _listed(
     node: Node, counts: object, which: object, positions: Sequence[Value], steps: Sequence[Dim]
 ) -> Expr:
-    """Return whether the block of a query and a key is among the first `counts` entries of `which`.
+    """Emit whether the block of a query and key is among the first `counts` entries of the block
+    list.
 
     counts: (batch, heads, rows of blocks); which: (.., blocks of keys).
     """
@@ -125,6 +126,7 @@ def _listed(
     hits = op.logical_and(op.equal(own, order), op.expand_dims(is_told, axis=-1))
     table = op.any(hits, axis=[RANK - 1], keepdims=False)  # (batch, heads, rows, blocks of keys)
     for axis, step in ((2, steps[0]), (3, steps[1])):
+        # One block spans the whole axis, so it broadcasts.
         if known(which.type.shape[axis]) == 1:
             continue
         line = op.reshape(node.of(positions[axis]), (-1,))

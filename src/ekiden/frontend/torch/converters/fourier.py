@@ -1,4 +1,4 @@
-"""Fourier transforms, with PyTorch's three normalisations: none, by the root of the size, by the
+"""Fourier transforms with PyTorch's three normalizations: none, by the root of the size, by the
 size.
 """
 
@@ -25,6 +25,7 @@ def _normalised(node: Node, spectrum: Parts, axes: Sequence[int], how: int) -> P
     scale: Expr = const(1.0, dtype)
     for axis in axes:
         scale = op.multiply(scale, node.of(shape[axis], dtype))
+    # The modes none, "ortho" and full divide by n ** 0, n ** 0.5 and n.
     scale = op.power(scale, const(-_POWERS[how], dtype))
     return op.multiply(spectrum[0], scale), op.multiply(spectrum[1], scale)
 
@@ -38,14 +39,13 @@ def _fft(node: Node, x: Complex, dim: Sequence[int], how: int, forward: bool) ->
 
 
 def _fft_of_real(node: Node, x: Value, dim: Sequence[int], how: int, onesided: bool) -> Found:
-    """Convert _fft_r2c; onesided, the last axis keeps the non-redundant half of the Hermitian
-    spectrum.
-    """
+    """Convert _fft_r2c; one-sided, the last axis keeps the non-redundant half of the spectrum."""
     axes = [node.axis(d, len(x.type.shape)) for d in dim]
     last = axes[-1]
     spectrum = along(node.scope, (node.of(x), None), last, False, node.part_dtype)
     spectrum = _normalised(node, spectrum, [last], how)
     if onesided:
+        # The spectrum of a real signal is Hermitian, so the first half determines it.
         half = tidy(x.type.shape[last] // 2 + 1)
         real, imaginary = (op.strided_slice(p, [0], [half], axes=[last]) for p in spectrum)
         spectrum = real, imaginary
@@ -55,7 +55,7 @@ def _fft_of_real(node: Node, x: Value, dim: Sequence[int], how: int, onesided: b
 
 
 def _fft_to_real(node: Node, x: Complex, dim: Sequence[int], how: int, size: object) -> Found:
-    """Convert _fft_c2r: the half spectrum of the last axis is mirrored to `size` elements."""
+    """Convert _fft_c2r; the half spectrum of the last axis is mirrored to `size` elements."""
     del size  # as the shape of the output has it
     axes = [node.axis(d, len(x.real.type.shape)) for d in dim]
     spectrum: Parts = node.of(x.real), node.of(x.imaginary)

@@ -21,7 +21,7 @@ def _nearest(rank: int, exact: bool) -> Converter:
     """
 
     def convert(node: Node, x: Value, *settings: object) -> Expr:
-        """Resize by the nearest pixel; `settings` ends with the scales, if the program has them."""
+        """Resize to the nearest pixel; `settings` ends with the scales, if the program has them."""
         scales = _scales(rank, settings)
         mode = "half_pixel" if exact else "asymmetric"
         rounding = "round_prefer_ceil" if exact else "floor"
@@ -34,6 +34,7 @@ def _linear(rank: int, method: str = "linear") -> Converter:
     def convert(node: Node, x: Value, size: object, align_corners: bool, *settings: object) -> Expr:
         """Resize by interpolation; aligned corners ignore the scales."""
         mode = "align_corners" if align_corners else "half_pixel"
+        # With align_corners ATen computes coordinates from the sizes and ignores given scales.
         scales = None if align_corners else _scales(rank, (size, *settings))
         return _resized(node, x, rank, method, mode, "", scales)
 
@@ -56,7 +57,7 @@ def _resized(
     scales: Sequence[float] | None,
 ) -> Expr:  # fmt: skip
     def resized(data: Expr, axes: int, size: Any, **more: Any) -> Expr:  # noqa: ANN401
-        """Resize the 1 to 3 spatial `axes` of `data`, which follow the channels."""
+        """Resize the 1 to 3 spatial axes behind the channels."""
         return _RESIZE[axes](
             data, size=size, layout=_LAYOUTS[axes], method=method, cubic_alpha=-0.75,
             coordinate_transformation_mode=mode, rounding_method=rounding, **more,

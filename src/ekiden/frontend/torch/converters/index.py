@@ -50,6 +50,8 @@ def _gather(node: Node, x: Value, dim: int, index: Value, *, sparse_grad: bool =
         return op.take(data, at, axis=0, mode="raise")
     axis = node.axis(dim, len(x.type.shape))
     for i, (have, extent) in enumerate(zip(x.type.shape, index.type.shape, strict=True)):
+        # torch.gather permits an index smaller than the data in the other axes; gather_elements
+        # does not.
         if i != axis and not _same(have, extent):
             data = op.strided_slice(data, [0], [extent], axes=[i])
     return op.gather(data, axis, at)
@@ -116,22 +118,19 @@ def _scatter_reduce(
 def _scatter_mean(
     node: Node, x: Value, dim: int, index: Value, source: Value, include_self: bool
 ) -> Expr:
-    """Return the scattered sum divided by the number of contributions, at least 1; integers round
-    down.
-    """
+    """Emit the scattered sum over the number of contributions, at least 1; integers round down."""
     dtype = x.type.dtype
     total = _scatter_reduce(node, x, dim, index, source, "sum", include_self=include_self)
     start = op.full(const(int(include_self), dtype), x.type.shape, dtype=dtype)
     begin = node.value_of(node.scope.spanned(start))
+    # Targets that nothing is scattered to would otherwise be divided by zero.
     count = op.maximum(_scattered(node, begin, dim, index, 1, "add"), const(1, dtype))
     divide = op.divide if is_float(dtype) else op.floor_divide
     return divide(total, count)
 
 
 def _split_masks(node: Node, x: Value, indices: Sequence[Value | None]) -> list[Value | None]:
-    """Return the indices with each mask replaced by the index vectors of its true elements, one per
-    axis.
-    """
+    """Replace each mask by the index vectors of its true elements, one per axis."""
     expanded: list[Value | None] = []
     for index in indices:
         if index is None or index.type.dtype not in ("bool", "uint8"):
@@ -149,7 +148,7 @@ def _split_masks(node: Node, x: Value, indices: Sequence[Value | None]) -> list[
 
 
 def _index(node: Node, x: Value, indices: Sequence[Value | None]) -> Result:
-    """x[indices]: the indexed axes first (or in their place, where they stand side by side)."""
+    """Convert x[indices]: the indexed axes come first, or stay in place where they are adjacent."""
     expanded = _split_masks(node, x, indices)
     at = [i for i, v in enumerate(expanded) if v is not None]
     tensors = [v for v in expanded if v is not None]
@@ -202,7 +201,7 @@ def _index_put(
     accumulate: bool = False,
     unsafe: bool = False,
 ) -> Result:
-    """Return x with values written (or added) at the indices: by a transpose that puts indexed axes
+    """Convert index_put: write or add values at indices, by a transposition that puts indexed axes
     first.
     """
     first = indices[0] if indices else None
@@ -226,6 +225,7 @@ def _index_put(
     updates = node.of(values, x.type.dtype)
     if side_by_side and at[0] > 0:
         lead = at[0]
+        # Values broadcast against the shape that indexing gives, which has the joint axes in place.
         full = (*tail[:lead], *joint, *tail[lead:])
         updates = op.broadcast_to(updates, full)
         width = len(joint)
@@ -253,7 +253,7 @@ def _index_put(
 
 
 def _wrap(node: Node, x: Value, index: Value, axis: int, shape: tuple[PrimExpr, ...]) -> Expr:
-    """Return indices counted from the front."""
+    """Emit indices with negative ones counted from the end."""
     at = _to(node, index, shape)
     extent = node.of(x.type.shape[axis], "int64")
     # scatter_nd takes no negative indices.
@@ -277,7 +277,7 @@ def _masked_fill(node: Node, x: Value, mask: Value, value: Operand) -> Expr:
 
 
 def _masked_scatter(node: Node, x: Value, mask: Value, source: Value) -> Expr:
-    """Return x where the n-th true element of the mask is replaced by the n-th element of the
+    """Convert masked_scatter: the n-th true element of the mask takes the n-th element of the
     source.
     """
     shape = node.out_shape
@@ -303,7 +303,7 @@ def _unique(
     node: Node, x: Value, sorted: bool = True, return_inverse: bool = False,
     return_counts: bool = False,
 ) -> Result:  # fmt: skip
-    """Distinct elements, in order; which of them each element is; how often each is there."""
+    """Convert _unique2: sorted distinct elements, inverse indices and counts."""
     flat = op.reshape(node.of(x), (-1,))
     unique = op.unique(flat, is_sorted=True, return_counts=True)
     values, _, which, number, counts = (TupleGetItem(unique, i) for i in range(5))
@@ -316,8 +316,9 @@ def _unique(
 
 
 def _item(node: Node, x: Value) -> Scalar:
-    """Return an element as a number if constant, else as a size with a name from here on."""
+    """Convert item: a constant number, or a size that is named from here on."""
     meta = node.meta
+    # An element of a constant is a number: sizes computed from it become static.
     if x.array is not None and node.symbols.give(meta, x.array.item()):
         return node.symbols.scalar(meta)
     if not isinstance(meta, torch.SymInt):
@@ -362,9 +363,7 @@ def _searchsorted(
 
 
 def _repeat_interleave(node: Node, repeats: Value, *, output_size: object = None) -> Result:
-    """Return each index repeated as `repeats` says: the first index whose running total exceeds the
-    position.
-    """
+    """Convert repeat_interleave: the first index whose running total exceeds each position."""
     ends = op.cumsum(node.of(repeats, "int64"), axis=0)
     count = known(repeats.type.shape[0])
     if output_size is not None:
@@ -378,8 +377,8 @@ def _repeat_interleave(node: Node, repeats: Value, *, output_size: object = None
 
 
 def _bincount(node: Node, x: Value, weights: Value | None = None, minlength: int = 0) -> Result:
-    """Return the counts of 0 to the maximum, at least `minlength` many; negative elements are an
-    error.
+    """Convert bincount: the counts of 0 to the maximum, at least `minlength` many; negative
+    elements are an error.
     """
     floor = const(np.array([minlength - 1]), "int64")
     data = node.of(x, "int64")

@@ -13,9 +13,7 @@ from ekiden.relay.expr import Expr, const
 
 
 def _gcd(node: Node, x: Value, y: Value) -> Expr:
-    """Return the greatest common divisors by Euclid's algorithm, on all elements until no remainder
-    is left.
-    """
+    """Convert gcd by Euclid's algorithm on all elements, until no remainder is left."""
     dtype = node.out_dtype
     zero, one = const(0, dtype), const(1, dtype)
     shape = node.out_shape
@@ -26,7 +24,7 @@ def _gcd(node: Node, x: Value, y: Value) -> Expr:
         return node.value_of(node.scope.spanned(op.any(flat, axis=[0])))
 
     def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
-        """Return one step, (smaller, larger % smaller); finished elements keep their value."""
+        """Emit one step, (smaller, larger % smaller); finished elements keep their value."""
         larger, smaller = (node.of(v) for v in values)
         is_done = op.equal(smaller, zero)
         modulus = fmod(larger, op.where(is_done, one, smaller), dtype)

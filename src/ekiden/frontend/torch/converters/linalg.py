@@ -1,4 +1,4 @@
-"""torch.linalg: decompositions, solutions, inverses, determinants."""
+"""torch.linalg: decompositions, linear solves, inverses, determinants."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ekiden.topi.dimensions import Shape, as_attr, broadcast_shape, equal, tidy
 
 
 def _failing(node: Node, at: int) -> str:
-    """Return the name of the function that should fail on output `at` of a node, "linalg.inv"; ""
-    if none.
+    """Return the function, such as "linalg.inv", that must fail where output `at` of a node reports
+    an error; "" if none.
 
     It is found from the check that reads the output, or is the node itself (`check_errors`).
     """
@@ -32,7 +32,7 @@ def _failing(node: Node, at: int) -> str:
 
 
 def _factors(node: Node, matrix: Expr, info: int | None = None) -> Factors:
-    """Return the LU factors; if the program checks output `info`, singular matrices raise."""
+    """Return the LU factors; singular matrices raise if the program checks output `info`."""
     factors = Factors.of(matrix)
     name = "" if info is None else _failing(node, info)
     return factors.checked(f"{name}: pivot") if name else factors
@@ -44,7 +44,7 @@ def _kind(x: Value) -> tuple[Shape, str, int]:
 
 
 def _batched(node: Node, a: Value, b: Value) -> tuple[Expr, Expr, Shape]:
-    """Return two stacks of matrices broadcast to one batch, and the batch's shape."""
+    """Broadcast two stacks of matrices to one batch; return its shape too."""
     left_shape, right_shape = a.type.shape, b.type.shape
     node.scope.broadcasts(left_shape[:-2], right_shape[:-2])
     batch = broadcast_shape(left_shape[:-2], right_shape[:-2])
@@ -60,9 +60,7 @@ def _batched(node: Node, a: Value, b: Value) -> tuple[Expr, Expr, Shape]:
 
 
 def _fitting(node: Node, a: Value, b: Value, axis: int) -> Value:
-    """Return the right-hand side with the extent of an axis declared to be the rows of the
-    matrices.
-    """
+    """Require an axis of the right-hand side to have as many elements as the matrices have rows."""
     rows, shape = a.type.shape[-1], list(b.type.shape)
     if equal(rows, shape[axis]):
         return b
@@ -82,7 +80,7 @@ def _inv_ex(node: Node, x: Value, *, check_errors: bool = False) -> list[Expr]:
 def _solve_ex(
     node: Node, a: Value, b: Value, *, left: bool = True, check_errors: bool = False
 ) -> list[Expr]:
-    """Solve a x = b, or x a = b as a' x' = b' (`left` is false)."""
+    """Convert _linalg_solve_ex: a x = b, or x a = b as a' x' = b' where `left` is false."""
     outer, inner = a.type.shape[:-1], b.type.shape
     is_vector = len(inner) == 1 or (len(inner) == len(outer) and all(map(equal, inner, outer)))
     if is_vector:
@@ -94,6 +92,7 @@ def _solve_ex(
         result = factors.solve(second, (*batch, rows, columns))
     else:
         rank = len(batch) + 2
+        # X A = B is A^T X^T = B^T, which the same factors solve.
         turned = factors.solve_transposed(transposed(second, rank), (*batch, columns, rows))
         result = transposed(turned, rank)
     if is_vector:
@@ -102,15 +101,17 @@ def _solve_ex(
 
 
 def _from_one(pivots: Expr) -> Expr:
-    """Return the pivots counted from 1, as in LAPACK."""
+    """Emit pivots counted from 1, as LAPACK and PyTorch do."""
     return op.add(pivots, const(1, "int32"))
 
 
 def _factors_as_stored(node: Node, x: Value) -> Factors:
-    """Return the LU of a matrix as PyTorch computes it for a determinant: of the transpose where
-    rows are contiguous, det(A') = det(A). The gradient, which PyTorch traces, solves by that."""
+    """Return the LU of the transpose for row-contiguous matrices, as PyTorch computes determinants:
+    det(A') = det(A).
+    """
     source = node.fx.args[0]
     meta = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
+    # ATen hands row-major memory to LAPACK as the transpose, which pivots by other rows.
     is_stored_by_rows = isinstance(meta, torch.Tensor) and meta.is_contiguous()
     data = node.of(x)
     return Factors.of(transposed(data, len(x.type.shape)) if is_stored_by_rows else data)
@@ -190,6 +191,7 @@ def _solve_triangular(
 def _qr(node: Node, x: Value, mode: str = "reduced") -> list[Expr | None]:
     """Convert linalg_qr: (Q, R), Q empty in mode "r"."""
     q, r = matrices.qr(node.of(x), x.type.shape, mode == "complete")
+    # PyTorch returns an empty Q in this mode.
     if mode == "r":
         return [op.zeros((0,), x.type.dtype), r]
     return [q, r]
@@ -224,7 +226,7 @@ def _pinv(
     node: Node, x: Value, *, atol: Value | None = None, rtol: Value | None = None,
     hermitian: bool = False,
 ) -> Expr:  # fmt: skip
-    """Return the pseudo-inverse V S^-1 U' of the singular values above both tolerances.
+    """Convert linalg_pinv: V S^-1 U' over the singular values above both tolerances.
 
     Of a `hermitian` matrix only the lower triangle is read.
     """
@@ -245,7 +247,7 @@ def _pinv(
 
 
 def _least(node: Node, x: Value, largest: Expr, atol: Value | None, rtol: Value | None) -> Expr:
-    """Return the limit above which singular values count.
+    """Emit the limit above which singular values count.
 
     Without `rtol` it is relative to the matrix size, and 0 where an `atol` above 0 is given, as
     PyTorch documents.
@@ -253,7 +255,7 @@ def _least(node: Node, x: Value, largest: Expr, atol: Value | None, rtol: Value 
     shape, dtype, _ = _kind(x)
 
     def per_matrix(value: Value) -> Expr:
-        """Return a tolerance shaped to broadcast against its matrix's singular values."""
+        """Emit a tolerance shaped to broadcast against its matrix's singular values."""
         return (
             op.expand_dims(node.of(value, dtype), -1) if value.type.shape else node.of(value, dtype)
         )
@@ -272,13 +274,11 @@ def _least(node: Node, x: Value, largest: Expr, atol: Value | None, rtol: Value 
 
 
 def _no_result(node: Node, *args: object, **kwargs: object) -> None:
-    """Ignore a check: the decomposition that it reads raises by itself."""
+    """Ignore an error check: the decomposition that it reads raises by itself."""
 
 
 def _with_effects(node: Node, token: None, *args: object, **kwargs: object) -> None:
-    """Ignore a check with effects; the decompositions, which raise by themselves, keep the tokens'
-    order.
-    """
+    """Ignore an error check with effect tokens; decompositions raise by themselves."""
     # Other effects (prints, custom operators) must not be dropped silently.
     if not any(CHECK in str(arg) for arg in node.fx.args):
         node.unsupported("effects other than checks of decompositions")

@@ -18,7 +18,7 @@ from ekiden.topi.dimensions import equal, known
 
 
 def product_of(node: Node, a: Value, b: Value) -> Expr:
-    """Return [.., m, k] @ [k, n]; a constant right side becomes the weight [n, k] of nn.dense."""
+    """Emit [..., m, k] @ [k, n]; a constant right side becomes the weight [n, k] of nn.dense."""
     dtype = a.type.dtype
     if b.array is not None and b.array.ndim == 2:
         # A transposed view of the constant, without a copy: nn.dense takes its weight as [n, k].
@@ -33,7 +33,7 @@ def _mm(node: Node, a: Value, b: Value) -> Expr:
 
 
 def _int_mm(node: Node, a: Value, b: Value) -> Expr:
-    """Return int8 products accumulated in int32."""
+    """Convert _int_mm: int8 products accumulated in int32."""
     node.scope.same(a.type.shape[1:], b.type.shape[:1])
     if b.array is not None:
         weight = node.of(constant(b.array.T))
@@ -70,7 +70,7 @@ def _added(node: Node, product: Expr, bias: Value, beta: Operand, alpha: Operand
 
 
 def _plus(product: Callable[[Node, Value, Value], Expr]) -> Converter:
-    """Return the converter of beta * bias + alpha * product."""
+    """Return the converter of beta * bias + alpha * product (addmm and relatives)."""
 
     def convert(
         node: Node, bias: Value, a: Value, b: Value, *, beta: Operand = 1, alpha: Operand = 1
@@ -100,9 +100,7 @@ def _matmul(node: Node, a: Value, b: Value) -> Expr:
 
 
 def batched(node: Node, a: Value, b: Value, transpose_b: bool = False) -> Expr:
-    """Return the product of two tensors of rank >= 2; leading axes broadcast to one batch of
-    nn.batch_matmul.
-    """
+    """Emit the product of two tensors of rank 2 or more; leading axes broadcast."""
     return products.batched(node, node.of(a), node.of(b), transpose_b)
 
 
@@ -118,7 +116,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Expr:
-    """Return softmax(query key' scale + mask) value; 0 for a query whose keys are all masked.
+    """Emit softmax(scale query key' + mask) value; 0 for a query whose keys are all masked.
 
     Query heads may share key heads (grouped-query attention).
     """
@@ -131,6 +129,7 @@ def _attention(
     if scale is None and width is None:
         node.unsupported("the width of a head must be constant")
     factor = 1 / math.sqrt(width or 1) if scale is None else scale
+    # Scaling the query costs queries * columns products, scaling the scores queries * keys.
     scaled = node.value_of(node.scope.spanned(op.multiply(node.of(query), const(factor, dtype))))
     scores = batched(node, scaled, key, transpose_b=True)
     if is_causal:
@@ -150,7 +149,7 @@ def _attention(
 
 
 def _seen(node: Node, mask: Value) -> Expr | None:
-    """Return [.., queries, 1]: whether a query has a visible key; None if all are known to.
+    """Emit [..., queries, 1]: whether a query has a visible key; None if all are known to.
 
     Only the mask is read, not infinities in the scores, so that scores need not be stored.
     """
@@ -199,7 +198,7 @@ def _trilinear(
     node: Node, a: Value, b: Value, c: Value, expand1: Sequence[int], expand2: Sequence[int],
     expand3: Sequence[int], sums: Sequence[int], unroll: int = 1,
 ) -> Expr:  # fmt: skip
-    """Return the product of three expanded tensors, summed over some axes."""
+    """Emit the product of three expanded tensors, summed over some axes."""
     wide: list[Expr] = []
     for value, axes in ((a, expand1), (b, expand2), (c, expand3)):
         data = node.of(value)
@@ -213,14 +212,15 @@ def _trilinear(
 def _grouped_mm(
     node: Node, x: Value, weights: Value, ends: Value, bias: Value | None = None, *_: object
 ) -> Expr:
-    """Return [rows, k] times one of [groups, k, n]: group i has the rows from `ends[i - 1]` to
-    `ends[i]`.
+    """Convert _grouped_mm: rows [rows, k] times the matrix [k, n] of their group, which ends at
+    `ends`.
 
     Each group is computed for all rows and its own rows are selected: no weight is copied.
     """
     if len(x.type.shape) != 2 or len(weights.type.shape) != 3 or bias is not None:
         node.unsupported("expected rows of two axes, weights of three and no bias")
     total: Expr = const(0, x.type.dtype)
+    # Group boundaries are data: every group's product covers all rows, and a mask keeps its own.
     for index, is_own in enumerate(_rows_of_groups(node, x, weights, ends)):
         group_product = product_of(node, x, _weight_of(node, weights, index))
         # Rows that belong to no group stay 0.
@@ -229,7 +229,7 @@ def _grouped_mm(
 
 
 def _rows_of_groups(node: Node, x: Value, weights: Value, ends: Value) -> list[Expr]:
-    """Return [rows, 1] for each group: whether a row belongs to it."""
+    """Emit, per group, the mask [rows, 1] of its rows."""
     (count,) = node.static(weights.type.shape[:1], "the groups")
     rows = op.arange(0, x.type.shape[0], 1, dtype="int64")
     group_index = op.searchsorted(node.of(ends, "int64"), rows, right=True, dtype="int64")
@@ -240,7 +240,7 @@ def _rows_of_groups(node: Node, x: Value, weights: Value, ends: Value) -> list[E
 def _grouped_mm_backward(
     node: Node, x: Value, weights: Value, ends: Value, grad: Value
 ) -> list[Expr]:
-    """Return the gradients of the rows and of the weights."""
+    """Emit the gradients of the rows and of the weights."""
     total: Expr = const(0, x.type.dtype)
     weight_grads: list[Expr] = []
     for index, is_own in enumerate(_rows_of_groups(node, x, weights, ends)):
@@ -262,7 +262,7 @@ def _weight_of(node: Node, weights: Value, index: int) -> Value:
 def _einsum_of_parts(
     node: Node, equation: str, operands: Sequence[Value | Complex], *, path: object = None
 ) -> Found:
-    """Return a complex einsum: the real products of all combinations of parts, summed with their
+    """Convert a complex einsum: real products of all combinations of parts, summed with their
     signs.
     """
     sides = [(v.real, v.imaginary) if isinstance(v, Complex) else (v,) for v in operands]

@@ -23,7 +23,7 @@ Many = list[Expr | Value | None]
 
 
 def shaped(node: Node, x: Value, shape: Sequence[PrimExpr]) -> Result:
-    """Return the elements in another shape; `x` itself if the shape is unchanged."""
+    """Reshape elements; return `x` itself if its shape is unchanged."""
     if x.array is not None and all(known(d) is not None for d in shape):
         return constant(x.array.reshape([known(d) or 0 for d in shape]))
     have = x.type.shape
@@ -33,13 +33,13 @@ def shaped(node: Node, x: Value, shape: Sequence[PrimExpr]) -> Result:
 
 
 def _view(node: Node, x: Value, size: Sequence[object]) -> Result:
-    """Convert a view; a size of -1 is resolved by PyTorch's inferred shape."""
+    """Convert a view; PyTorch's inferred shape resolves a size of -1."""
     del size
     return shaped(node, x, node.out_shape)
 
 
 def _as_shown(node: Node, x: Value, *_: object, **__: object) -> Result:
-    """Convert a view that only reshapes: squeeze, unsqueeze, flatten."""
+    """Convert an operator that only reshapes: squeeze, unsqueeze, flatten."""
     return shaped(node, x, node.out_shape)
 
 
@@ -49,7 +49,7 @@ def _permute(node: Node, x: Value, dims: Sequence[int]) -> Result:
 
 
 def moved(node: Node, x: Value, axes: Sequence[int]) -> Result:
-    """Return x with permuted axes; of a constant, a view."""
+    """Permute axes; a constant is viewed."""
     if list(axes) == list(range(len(axes))):
         return x
     if x.array is not None:
@@ -104,7 +104,7 @@ _END = 2**62
 
 
 def bounds(extent: PrimExpr, start: object, end: object) -> tuple[Dim, Dim]:
-    """Return a slice's bounds as strided_slice takes them: None becomes the axis's start or end."""
+    """Return a slice's bounds as strided_slice takes them; None is the axis's start or end."""
     return _bound(extent, start, 0), _bound(extent, end, _END)
 
 
@@ -212,7 +212,7 @@ def _pad(node: Node, x: Value, pad: Sequence[object], value: Operand = 0) -> Res
 
 
 def _cut(data: Expr, widths: Sequence[tuple[Dim, Dim]]) -> Expr:
-    """Return the data cropped by the negative widths."""
+    """Crop the data by negative padding widths."""
     cut = [(max(-(known(a) or 0), 0), max(-(known(b) or 0), 0)) for a, b in widths]
     if not any(a or b for a, b in cut):
         return data
@@ -221,7 +221,7 @@ def _cut(data: Expr, widths: Sequence[tuple[Dim, Dim]]) -> Expr:
 
 
 def _grown(widths: Sequence[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
-    """Return the widths with negative ones set to 0."""
+    """Return the padding widths with negative ones set to 0."""
 
     def grown(width: Dim) -> Dim:
         return 0 if isinstance(width, int) and width < 0 else width
@@ -230,7 +230,7 @@ def _grown(widths: Sequence[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
 
 
 def pairs_of(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Dim]]:
-    """Return PyTorch's padding widths, last axis first, as a pair for each axis."""
+    """Return PyTorch's padding, last axis first, as (before, after) per axis."""
     widths = node.sizes(pad)
     pairs: list[tuple[Dim, Dim]] = [(0, 0)] * rank
     for i in range(0, len(widths), 2):
@@ -240,9 +240,11 @@ def pairs_of(node: Node, rank: int, pad: Sequence[object]) -> list[tuple[Dim, Di
 
 def _border(mode: str) -> Converter:
     def convert(node: Node, x: Value, pad: Sequence[object]) -> Result:
-        """Pad in this mode, then crop what negative widths cut off."""
+        """Pad in this mode, then crop by negative widths."""
         widths = pairs_of(node, len(x.type.shape), pad)
         zero = const(0, x.type.dtype)
+        # A border mode reads the elements that a negative width cuts off, so padding precedes the
+        # cut.
         padded = op.nn.pad(node.of(x), _grown(widths), zero, pad_mode=mode)
         return _cut(padded, widths)  # last: a border is of what is cut off too
 
@@ -250,7 +252,7 @@ def _border(mode: str) -> Converter:
 
 
 def _diagonal(node: Node, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Expr:
-    """Return a diagonal by flat indices: every (columns + 1)-th element of the two axes joined."""
+    """Convert diagonal by flat indices: every (columns + 1)-th element of the two axes joined."""
     shape = x.type.shape
     rank = len(shape)
     i, j = node.axis(dim1, rank), node.axis(dim2, rank)
@@ -269,7 +271,7 @@ def _diagonal(node: Node, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 
 
 
 def _unfold(node: Node, x: Value, dim: int, size: int, step: int) -> Expr:
-    """Return windows along an axis, which become the last axis."""
+    """Convert unfold: windows along an axis, whose elements become the last axis."""
     rank = len(x.type.shape)
     if not rank:
         return op.reshape(node.of(x), (size,))
@@ -284,8 +286,7 @@ def _unfold(node: Node, x: Value, dim: int, size: int, step: int) -> Expr:
 
 
 def _memory_of(node: Node, rank: int) -> tuple[list[int], int]:
-    """Return the axes of the first input from the slowest to the fastest in memory, and its storage
-    offset.
+    """Return the axes of the first input from slowest to fastest in memory, and its storage offset.
 
     Raises:
         Unsupported: The input does not cover its storage without gaps, or its offset is symbolic.
@@ -313,11 +314,13 @@ def _transposed(data: Expr, order: Sequence[int]) -> Expr:
 def _as_strided(
     node: Node, x: Value, size: Sequence[object], stride: Sequence[object], offset: object = None
 ) -> Expr:
-    """Return elements by their index in the storage that PyTorch has for the input.
+    """Convert as_strided by flat indices into the storage that PyTorch has for the input.
 
     Without an offset, the view starts where the input does.
     """
     sizes, strides = node.sizes(size), node.sizes(stride)
+    # as_strided addresses memory, not elements: the data are first put into the order of their
+    # storage.
     order, begin = _memory_of(node, len(x.type.shape))
     flat = op.reshape(_transposed(node.of(x), order), (-1,))
     first = 0 if offset is None else tidy(as_dim(node.size(offset)) - begin)
@@ -342,7 +345,7 @@ def _slice_scatter(
     end: object = None,
     step: int = 1,
 ) -> Result:
-    """Return x with the slice of an axis replaced by the source."""
+    """Convert slice_scatter: a slice of an axis replaced by the source."""
     shape = x.type.shape
     axis = node.axis(dim, len(shape))
     extent = shape[axis]
@@ -372,7 +375,7 @@ def _slice_scatter(
 
 
 def _clamped(bound: Dim, extent: PrimExpr) -> Dim:
-    """Return a bound counted from the front and clamped to the axis."""
+    """Return a slice bound counted from the front and clamped to the axis."""
     number = known(bound)
     if number is not None and number >= 0 and known(extent) is None:
         return tidy(prim.minimum(as_dim(number), extent)) if number else 0
@@ -396,7 +399,7 @@ def _select_scatter(node: Node, x: Value, source: Value, dim: int, index: Scalar
 def _diagonal_scatter(
     node: Node, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Expr:
-    """Return x with the diagonal column - row = offset replaced by the source."""
+    """Convert diagonal_scatter: the diagonal column - row = offset replaced by the source."""
     shape = x.type.shape
     rank = len(shape)
     i, j = node.axis(dim1, rank), node.axis(dim2, rank)

@@ -1,4 +1,4 @@
-"""Normalisation and softmax."""
+"""Normalization and softmax."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _layer_norm(
 def _scale_and_shift(
     node: Node, weight: Value | None, bias: Value | None, extent: int, dtype: str
 ) -> tuple[Expr, Expr]:
-    """Return the scale, or ones, and the shift, or zeros."""
+    """Return scale and shift, ones and zeros where they are missing."""
     scale, shift = (
         const(np.full((extent,), fill, to_numpy(dtype))) if value is None else node.of(value)
         for value, fill in ((weight, 1), (bias, 0))
@@ -67,7 +67,7 @@ def _batch_norm(
     node: Node, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     momentum: float, eps: float,
 ) -> Many:  # fmt: skip
-    """Convert batch normalisation in inference."""
+    """Convert batch normalization in inference."""
     normalised = _normalised(node, x, weight, bias, node.of(mean), node.of(variance), eps)
     nothing = op.zeros((0,), x.type.dtype)
     return [normalised, nothing, nothing]
@@ -87,7 +87,8 @@ def _normalised(
 def _batch_norm_training(
     node: Node, x: Value, weight: Value | None, bias: Value | None, *settings: object
 ) -> Many:
-    """Normalise by the batch's statistics; running ones, if given, are moved towards them.
+    """Convert batch normalization in training: by the batch's statistics, which move the running
+    ones.
 
     Further arguments: (running mean, running variance, training, momentum, eps), or without the
     first two.
@@ -124,7 +125,7 @@ def _batch_norm_training(
 
 
 def _unbiased(node: Node, size: PrimExpr, dtype: str) -> Expr:
-    """Return n / (n - 1), Bessel's correction of the running variance."""
+    """Return Bessel's correction n / (n - 1) of the running variance."""
     count = known(size)
     if count is not None:
         return const(count / max(count - 1, 1), dtype)
@@ -134,9 +135,7 @@ def _unbiased(node: Node, size: PrimExpr, dtype: str) -> Expr:
 
 def _softmax(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: int, to_float: object = False, **_: object) -> Expr:
-        """Apply along `dim` in the dtype of the result; a zero-dimensional tensor is a row
-        of one.
-        """
+        """Apply along `dim` in the result's dtype; a tensor of rank 0 is a row of one."""
         rank = len(x.type.shape)
         data = node.of(x, node.out_dtype)
         if not rank:

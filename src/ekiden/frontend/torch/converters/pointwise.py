@@ -21,14 +21,12 @@ from ekiden.relay.expr import Expr, const
 
 
 def same(node: Node, value: Value, *_: object, **__: object) -> Result:
-    """Return the input, in the dtype of the output."""
+    """Return the input, cast to the output's dtype."""
     return value if value.type.dtype == node.out_dtype else op.cast(node.of(value), node.out_dtype)
 
 
 def _float_dtype(node: Node) -> str:
-    """Return the dtype that floating-point functions compute in; integers convert to the
-    output's.
-    """
+    """Return the dtype that float functions compute in; integers convert to the output's."""
     return node.out_dtype if is_float(node.out_dtype) else "float32"
 
 
@@ -49,7 +47,7 @@ def _rounding(row: Elementwise) -> Converter:
 
 
 def _round(node: Node, x: Value, *, decimals: int = 0) -> Result:
-    """Round half to even; `decimals` scale by powers of ten, as in PyTorch."""
+    """Convert round, half to even; `decimals` scales by powers of ten, as in PyTorch."""
     if not is_float(x.type.dtype):
         return x
     data, scale = node.of(x), const(10.0 ** abs(decimals), x.type.dtype)
@@ -61,7 +59,7 @@ def _round(node: Node, x: Value, *, decimals: int = 0) -> Result:
 
 
 def broadcast(node: Node, *values: Operand) -> None:
-    """Learn what follows from the shapes of all inputs broadcasting together."""
+    """Require the shapes of all inputs to broadcast, which may refine their dimensions."""
     shapes = [v.type.shape for v in values if isinstance(v, Value)]
     for at, first in enumerate(shapes):
         for second in shapes[at + 1 :]:
@@ -69,12 +67,10 @@ def broadcast(node: Node, *values: Operand) -> None:
 
 
 def _binary(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
-    """Return the converter of a function of a dtype and both operands."""
+    """Return the converter of a function of a dtype and two operands."""
 
     def convert(node: Node, a: Operand, b: Operand) -> Expr:
-        """Convert both operands in the dtype of the result, to which PyTorch promotes them before
-        it computes.
-        """
+        """Convert both operands in the result's dtype, to which PyTorch promotes them first."""
         broadcast(node, a, b)
         dtype = node.out_dtype
         return function(dtype, node.of(a, dtype), node.of(b, dtype))
@@ -84,10 +80,11 @@ def _binary(function: Callable[[str, Expr, Expr], Expr]) -> Converter:
 
 def _scaled(function: Callable[[Expr, Expr], Expr]) -> Converter:
     def convert(node: Node, a: Operand, b: Operand, alpha: Scalar = 1) -> Expr:
-        """Return function(a, alpha * b); of booleans, their or."""
+        """Emit function(a, alpha * b); for bools logical or."""
         broadcast(node, a, b)
         dtype = node.out_dtype
         if dtype == "bool":
+            # The sum of booleans is their disjunction in PyTorch.
             return op.logical_or(node.of(a, dtype), node.of(b, dtype))
         right = node.of(b, dtype)
         if not isinstance(alpha, (int, float)) or alpha != 1:
@@ -99,8 +96,9 @@ def _scaled(function: Callable[[Expr, Expr], Expr]) -> Converter:
 
 def _compare(function: Callable[[Expr, Expr], Expr]) -> Converter:
     def convert(node: Node, a: Operand, b: Operand) -> Expr:
-        """Compare in the promoted dtype; booleans as bytes."""
+        """Compare in the promoted dtype; bools as bytes."""
         broadcast(node, a, b)
+        # Comparing in the output's dtype, bool, would lose the values.
         dtype = node.promoted(a, b)
         if dtype == "bool":
             dtype = "uint8"
@@ -121,8 +119,7 @@ def _divide(node: Node, a: Operand, b: Operand, rounding_mode: str | None = None
 
 
 def _floor_divided(dtype: str, x: Expr, y: Expr) -> Expr:
-    """Return the floor quotient as Python's: (x - fmod(x, y)) / y, rounded, minus 1 if the signs
-    differ.
+    """Emit Python's floor division: (x - fmod(x, y)) / y, rounded, less 1 where the signs differ.
 
     For y = 0 it is x / y; by infinity it is 0 or -1.
     """
@@ -135,6 +132,7 @@ def _floor_divided(dtype: str, x: Expr, y: Expr) -> Expr:
     )
     down = op.floor(quotient)
     is_next = op.greater(op.subtract(quotient, down), const(0.5, dtype))
+    # The quotient is within rounding of an integer: ATen corrects a floor that is one too low.
     near = op.where(is_next, op.add(down, one), down)
     return op.where(op.equal(y, zero), op.divide(x, y), near)
 
@@ -172,7 +170,7 @@ def _clamp(node: Node, x: Value, low: Operand | None = None, high: Operand | Non
 
 
 def _extreme_number(function: Callable[[Expr, Expr], Expr]) -> Callable[[str, Expr, Expr], Expr]:
-    """Return NumPy's fmax or fmin of operands of a dtype: a number wins over what is none."""
+    """Return fmax or fmin on operands of a dtype: a number wins over NaN (IEEE 754-2008 maxNum)."""
 
     def extreme(dtype: str, x: Expr, y: Expr) -> Expr:
         if not is_float(dtype):
@@ -200,7 +198,7 @@ def _copysign(dtype: str, x: Expr, y: Expr) -> Expr:
 
 
 def _sign(node: Node, x: Value) -> Result:
-    """Return the sign; that of NaN is 0, as in PyTorch."""
+    """Convert sign; NaN has the sign 0, as in PyTorch."""
     dtype = x.type.dtype
     if not is_float(dtype):
         return x if dtype == "bool" else op.sign(node.of(x))
@@ -217,7 +215,7 @@ def _logical(row: Elementwise) -> Converter:
 
 def _is(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
     def convert(node: Node, x: Value) -> Expr:
-        """Test floating-point elements; of other dtypes the answer is constant."""
+        """Test float elements; for other dtypes the answer is constant."""
         if is_float(x.type.dtype):
             return function(node.of(x))
         return op.full(const(otherwise), x.type.shape, dtype="bool")
@@ -227,7 +225,7 @@ def _is(function: Callable[[Expr], Expr], otherwise: bool) -> Converter:
 
 def _isinf_signed(greater: bool) -> Converter:
     def convert(node: Node, x: Value) -> Expr:
-        """Return whether an element is infinity of that sign; integers never are."""
+        """Emit whether an element is the infinity of that sign; integers never are."""
         if not is_float(x.type.dtype):
             return op.full(const(False), x.type.shape, dtype="bool")
         limit = np.inf if greater else -np.inf

@@ -1,5 +1,5 @@
-"""Quantisation as PyTorch writes it: fake quantisation of training, whose values stay floats, and
-the operators of exported quantised programs, which give integers.
+"""Converters of PyTorch's quantization: fake quantization of training, and the integer operators of
+exported programs.
 
     levels      q = clip(round(x / s) + z, qmin, qmax)     halves to the even number
     fake        (q - z) s
@@ -26,8 +26,8 @@ Made = TypeVar("Made")
 
 
 def _along(node: Node, parameter: Operand, rank: int, axis: int | None) -> Expr:
-    """Return a scale or zero point as it broadcasts: of one element, or one for each along an
-    axis.
+    """Return a scale or zero point shaped to broadcast: one number, or one per channel of
+    an axis.
     """
     values = node.of(parameter, "float32")
     if not isinstance(parameter, Value) or not parameter.type.shape:
@@ -36,9 +36,7 @@ def _along(node: Node, parameter: Operand, rank: int, axis: int | None) -> Expr:
 
 
 class _Steps:
-    """Scale and zero point of a quantised tensor: per tensor if the axis is None, else per
-    channel.
-    """
+    """Quantization parameters of a tensor: per tensor if the axis is None, else per channel."""
 
     def __init__(
         self, node: Node, data: Value, scale: Operand, point: Operand, axis: int | None
@@ -48,14 +46,14 @@ class _Steps:
         self.scale, self.point = (_along(node, p, rank, axis) for p in (scale, point))
 
     def unclipped(self) -> Expr:
-        """Return round(x / scale) + zero point, as float32, before clipping."""
+        """Emit round(x / scale) + zero point as float32, before clipping."""
         x = self.node.of(self.data, "float32")
         # ATen multiplies by the reciprocal of the scale: a division could round differently.
         inverse = op.divide(const(1.0, "float32"), self.scale)
         return op.add(op.round(op.multiply(x, inverse)), self.point)
 
     def numbers(self, levels: Expr) -> Expr:
-        """Return the dequantised values of float32 levels."""
+        """Emit the dequantized values of float32 levels."""
         return op.multiply(op.subtract(levels, self.point), self.scale)
 
 
@@ -76,7 +74,7 @@ def _of_channels(convert: Callable[..., Made]) -> Callable[..., Made]:
 
 
 def _fake(steps: _Steps, quant_min: int, quant_max: int) -> list[Expr]:
-    """Return the fake-quantised values, and the mask of elements that were not clipped."""
+    """Emit the fake-quantized values, and the mask of elements that were not clipped."""
     levels = steps.unclipped()
     ends = [const(float(end), "float32") for end in (quant_min, quant_max)]
     inside = op.logical_and(op.greater_equal(levels, ends[0]), op.less_equal(levels, ends[1]))
@@ -86,7 +84,7 @@ def _fake(steps: _Steps, quant_min: int, quant_max: int) -> list[Expr]:
 
 
 def _fake_alone(steps: _Steps, quant_min: int, quant_max: int) -> Expr:
-    """Return the fake-quantised values, for operators without a mask."""
+    """Emit the fake-quantized values, for operators without a mask."""
     return _fake(steps, quant_min, quant_max)[0]
 
 
@@ -94,9 +92,7 @@ def _fake_switched(
     node: Node, x: Value, scale: Operand, point: Operand, enabled: Value, quant_min: int,
     quant_max: int,
 ) -> list[Expr]:  # fmt: skip
-    """Return fake-quantised values where the tensor `enabled` says so, else the data; and
-    the mask.
-    """
+    """Emit fake-quantized values where the tensor `enabled` is set, else the data; and the mask."""
     values, inside = _fake(_Steps(node, x, scale, point, None), quant_min, quant_max)
     is_on = op.not_equal(op.reshape(node.of(enabled, "int64"), ()), const(0, "int64"))
     # Observers switch fake quantisation by a tensor at run time: both values are computed.

@@ -1,5 +1,5 @@
-"""Random numbers of exported programs, from a generator whose state is kept between runs (see
-`Graph.generator`).
+"""Random numbers of exported programs, from a generator whose state persists between runs
+(`Graph.generator`).
 
 Graphs of torch.compile are passed PyTorch's own numbers instead (see draws).
 """
@@ -23,7 +23,7 @@ WIDE = ("float32", "float64")
 
 
 def _drawn(node: Node, draw: Callable[[Expr], Expr]) -> Expr:
-    """Return the numbers that `draw` makes from the generator, and advance its state."""
+    """Draw random numbers from the generator and advance its state."""
     graph = cast("Graph", node.graph)
     if graph.generator is None:
         node.unsupported(
@@ -36,7 +36,7 @@ def _drawn(node: Node, draw: Callable[[Expr], Expr]) -> Expr:
 
 
 def _unit(node: Node, shape: Shape, dtype: str) -> Expr:
-    """Return uniform numbers in [0, 1)."""
+    """Draw uniform numbers in [0, 1)."""
     return _drawn(node, lambda key: op.random.uniform(key, as_attr(shape), dtype))
 
 
@@ -54,7 +54,7 @@ def _normal(node: Node, *_: object, **__: object) -> Expr:
 
 
 def _integers(node: Node, low: Operand, high: Operand) -> Expr:
-    """Return integers in [low, high)."""
+    """Draw integers in [low, high)."""
     # float64 is exact for ranges below 2**53.
     first = node.of(low, "float64")
     span = op.subtract(node.of(high, "float64"), first)
@@ -63,12 +63,12 @@ def _integers(node: Node, low: Operand, high: Operand) -> Expr:
 
 
 def _order(node: Node, *_: object, **__: object) -> Expr:
-    """Return a random permutation: the argsort of uniform numbers."""
+    """Draw a random permutation: the argsort of uniform numbers."""
     return op.argsort(_unit(node, node.out_shape, "float64"), axis=0, dtype="int64")
 
 
 def _chances(node: Node, x: Value, p: Operand | None = None, **_: object) -> Expr:
-    """Return 1 with probability `p`, or with the element's own value as probability."""
+    """Draw 1 with probability `p`, or with each element as its own probability."""
     chance = node.of(x if p is None else p, "float64")
     return op.cast(op.less(_unit(node, node.out_shape, "float64"), chance), node.out_dtype)
 
@@ -76,7 +76,7 @@ def _chances(node: Node, x: Value, p: Operand | None = None, **_: object) -> Exp
 def _choices(
     node: Node, weights: Value, count: Operand, replacement: bool = False, **_: object
 ) -> Expr:
-    """Return indices of the last axis drawn by weight.
+    """Draw indices of the last axis by weight; without replacement by the Gumbel top-k trick.
 
     Without replacement: the largest keys log(weight) - log(-log(u)), the Gumbel-top-k trick
     (Efraimidis and Spirakis 2006).
@@ -88,6 +88,7 @@ def _choices(
     if replacement or known(count_dim) == 1:
         (samples,) = as_attr([count_dim])
         return _drawn(node, lambda key: op.random.multinomial(key, chances, samples))
+    # Sampling without replacement by the Gumbel-top-k trick (Kool et al. 2019).
     noise = op.negative(op.log(op.negative(op.log(_unit(node, shape, "float64")))))
     keys = op.add(op.log(op.cast(chances, "float64")), noise)
     order = op.argsort(op.negative(keys), axis=-1, dtype="int64")
@@ -99,7 +100,7 @@ def _between(node: Node, low: Operand, high: Operand, *_: object, **__: object) 
 
 
 def _like(convert: Converter) -> Converter:
-    """Return the converter for a leading tensor argument, of which only the shape matters."""
+    """Return the converter for a leading tensor argument of which only the shape is read."""
     return lambda node, x, *args, **named: convert(node, *args, **named)
 
 

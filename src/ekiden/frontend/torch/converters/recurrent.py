@@ -1,4 +1,4 @@
-"""Recurrent layers: `aten::lstm`, `gru`, `rnn_tanh` and `rnn_relu` over padded sequences.
+"""Recurrent layers: aten::lstm, gru, rnn_tanh and rnn_relu over padded sequences.
 
 PyTorch's decompositions unroll every step: a program as long as the sequence. Here a layer and
 direction is one operator (nn.lstm, nn.gru, nn.rnn), with PyTorch's order of gates. Layers over
@@ -28,7 +28,7 @@ KINDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """The arguments that all layers of a recurrent module share."""
+    """Arguments that all layers of a recurrent module share."""
 
     params: Sequence[Value]
     has_biases: bool
@@ -45,7 +45,7 @@ class _Stack:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A recurrent layer in one direction."""
+    """Recurrent layer in one direction."""
 
     name: str
     weights: Sequence[Expr]
@@ -71,7 +71,7 @@ class _Layer:
         )  # fmt: skip
 
     def steps(self, node: Node, data: Expr, states: Sequence[Expr]) -> list[Expr]:
-        """Emit the layer step by step: for projections and float64, which the operator lacks."""
+        """Emit the layer step by step, for projections and float64, which the operator lacks."""
         into, again, *biases = self.weights
         sides = [biases[0], biases[1]] if self.biased else [None, None]
         # The input projection of all steps is one matrix product, outside of the loop.
@@ -84,7 +84,7 @@ class _Layer:
         return [every, *(node.scope.expr(end) for end in ends)]
 
     def _step(self, x: Expr, y: Expr, states: Sequence[Expr]) -> list[Expr]:
-        """Return the next states from the input and hidden projections."""
+        """Emit the next states from the input and hidden projections."""
         kind, activations = KINDS[self.name]
         if kind == "rnn":
             total = op.add(x, y)
@@ -101,8 +101,8 @@ class _Layer:
 def _run(
     node: Node, name: str, x: Value, states: Sequence[Value], stack: _Stack, lengths: Value | None
 ) -> list[Expr | Value | None]:
-    """Return the last layer's hidden states, and each final state [layers * directions, batch,
-    hidden].
+    """Emit all layers; return the last hidden states, and each final state [layers * directions,
+    batch, hidden].
     """
     if stack.train and stack.dropout > 0 and stack.num_layers > 1:
         node.unsupported("dropout between layers, which training has")
@@ -140,9 +140,7 @@ def _recurrent(
     has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
     batch_first: bool, lengths: Value | None = None,
 ) -> list[Expr | Value | None]:  # fmt: skip
-    """Convert a recurrent module; `lengths`, the steps per sequence, is an argument of our own
-    operators only.
-    """
+    """Convert a recurrent module; only our own operators have `lengths`, the steps per sequence."""
     states = [hx] if isinstance(hx, Value) else hx
     stack = _Stack(params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
     return _run(node, name, x, states, stack, lengths)

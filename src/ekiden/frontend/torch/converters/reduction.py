@@ -22,7 +22,7 @@ Axes = Sequence[int] | int | None
 
 
 def axes_of(node: Node, x: Value, dim: Axes) -> list[int]:
-    """Return the axes that `dim` names, counted from the front; all of them if it names none."""
+    """Return the normalized axes that `dim` names; all axes if it names none."""
     rank = len(x.type.shape)
     named = [dim] if isinstance(dim, int) else list(dim or ())
     return sorted({node.axis(a, rank) for a in named}) if named and rank else list(range(rank))
@@ -39,7 +39,7 @@ def _reduce(function: Callable[..., Expr]) -> Converter:
     def convert(
         node: Node, x: Value, dim: Axes = None, keepdim: bool = False, *, dtype: object = None
     ) -> Expr:
-        """Reduce in the dtype of the result, to which integers are widened before summation."""
+        """Reduce in the result's dtype, to which integers are widened before summation."""
         return _reduced(node, function, x, node.of(x, node.out_dtype), dim, keepdim)
 
     return convert
@@ -49,7 +49,7 @@ def _extreme(function: Callable[..., Expr], truths: Callable[..., Expr]) -> Conv
     """Return the converter of amax or amin, and of max and min without an axis."""
 
     def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
-        """Return the extreme; of booleans, any or all."""
+        """Emit the extremum; for bools any or all."""
         if x.type.dtype == "bool":
             return _reduced(node, truths, x, node.of(x), dim, keepdim)
         return _reduced(node, function, x, node.of(x), dim, keepdim)
@@ -59,7 +59,7 @@ def _extreme(function: Callable[..., Expr], truths: Callable[..., Expr]) -> Conv
 
 def _truth(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: Axes = None, keepdim: bool = False) -> Expr:
-        """Return whether all or any elements differ from 0."""
+        """Emit whether all or any elements differ from 0."""
         data = node.of(x)
         if x.type.dtype != "bool":
             data = op.not_equal(data, const(0, x.type.dtype))
@@ -69,14 +69,12 @@ def _truth(function: Callable[..., Expr]) -> Converter:
 
 
 def _truth_along(function: Callable[..., Expr]) -> Converter:
-    """Return the converter of `any.dims` or `all.dims`, for which an empty list reduces no axis,
-    unlike sums.
-    """
+    """Return the converter of any.dims or all.dims, for which an empty list reduces no axis."""
 
     def convert(
         node: Node, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False
     ) -> Result:
-        """Return whether all or any elements along the axes differ from 0; over all axes if dim is
+        """Emit whether all or any elements along the axes differ from 0; over all axes if dim is
         None.
         """
         if dim is not None and not dim:
@@ -115,7 +113,7 @@ def _with_places(largest: Callable[..., Expr], argument: Callable[..., Expr]) ->
     """Return the converter of max.dim or min.dim: values and indices."""
 
     def convert(node: Node, x: Value, dim: int, keepdim: bool = False) -> list[Expr | Value | None]:
-        """Return [values, indices]; a zero-dimensional tensor is its own extreme, at index 0."""
+        """Emit values and indices; a tensor of rank 0 is its own extremum, at index 0."""
         if not x.type.shape:
             return [x, constant(np.zeros((), np.int64))]
         axis = node.axis(dim, len(x.type.shape))
@@ -142,7 +140,7 @@ def _var_mean(
 def _moments(
     node: Node, x: Value, dim: Axes, correction: object, keepdim: bool
 ) -> tuple[Expr, Expr]:
-    """Return the variance, the sum of squared differences over n - correction, and the mean.
+    """Emit variance and mean; the variance divides by n - correction.
 
     Dtypes of 16 bits compute in float32, as such sums and counts exceed their range.
     """
@@ -172,7 +170,7 @@ def _moments(
 
 def _cumulative(function: Callable[..., Expr]) -> Converter:
     def convert(node: Node, x: Value, dim: int, *, dtype: object = None) -> Expr:
-        """Accumulate in the dtype of the result; a zero-dimensional tensor is its own total."""
+        """Accumulate in the result's dtype; a tensor of rank 0 is its own total."""
         data = node.of(x, node.out_dtype)
         if not x.type.shape:
             return data
@@ -189,7 +187,7 @@ def _sort(
     descending: bool = False,
     stable: object = None,
 ) -> list[Expr | Value | None]:
-    """sort.default(x, dim, descending), sort.stable(x, *, stable, dim, descending)."""
+    """Convert sort.default(x, dim, descending) and sort.stable(x, *, stable, dim, descending)."""
     if args and isinstance(args[0], int) and not isinstance(args[0], bool):
         dim, descending = args[0], bool(args[1]) if len(args) > 1 else descending
     if not x.type.shape:
@@ -214,13 +212,13 @@ def _topk(
 
 
 def _cum_extreme(beyond: Callable[[Expr, Expr], Expr]) -> Converter:
-    """Return the converter of a running extreme and its last index; `beyond` tests for at least as
+    """Return the converter of a running extremum and its last index; `beyond` tests for at least as
     extreme.
     """
 
     def convert(node: Node, x: Value, dim: int) -> list[Expr | Value | None]:
-        """Combine each element with those 1, 2, 4, ... before it (Hillis-Steele scan) over a
-        constant extent.
+        """Emit a Hillis-Steele scan: combine each element with those 1, 2, 4, ... before it. before
+        it (Hillis-Steele scan) over a constant extent.
 
         A NaN is the extreme of every prefix that contains one.
         """
@@ -240,6 +238,7 @@ def _cum_extreme(beyond: Callable[[Expr, Expr], Expr]) -> Converter:
             is_later = beyond(later, earlier)
             if is_float(x.type.dtype):
                 is_later = op.logical_and(is_later, op.logical_not(op.isnan(earlier)))
+                # NaN propagates: it counts as the extreme, and the latest one gives the index.
                 is_later = op.logical_or(op.isnan(later), is_later)
             is_later = node.scope.spanned(is_later)
             values, indices = (
@@ -263,7 +262,7 @@ def _histc(
     min: Scalar = 0,
     max: Scalar = 0,
 ) -> Expr:
-    """Return the number of elements between evenly spaced edges; the last edge is inclusive."""
+    """Convert histc: the number of elements between evenly spaced edges, the last one inclusive."""
     low, high, dtype = node.number(min, "min"), node.number(max, "max"), node.out_dtype
     if not low < high:
         node.unsupported("'min' must be below 'max': edges that are data are not supported")

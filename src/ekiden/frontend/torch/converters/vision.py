@@ -1,4 +1,4 @@
-"""The operators of torchvision's library, which its detectors are exported with."""
+"""Operators of torchvision, which its detectors are exported with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Size: TypeAlias = object
 
 
 def _nms(node: Node, boxes: Value, scores: Value, threshold: float) -> Expr:
-    """Return the indices of the boxes that survive non-maximum suppression, by descending score."""
+    """Convert torchvision::nms: the indices of the surviving boxes, by descending score."""
     max_boxes = node.scope.scalar(boxes.type.shape[0])
     limits = max_boxes, const(threshold, "float32"), const(-np.inf, "float32")
     indices = selected_boxes(node, node.of(boxes, "float32"), node.of(scores, "float32"), *limits)

@@ -1,4 +1,4 @@
-"""The patterns that external compilers take, by compiler.
+"""Registry of external compilers' pattern tables.
 
 @register_pattern_table("mine")
 def table():
@@ -19,8 +19,8 @@ _TABLES: dict[str, Maker] = {}
 
 
 def register_pattern_table(compiler: str, table: Maker | None = None) -> Callable[[Maker], Maker]:
-    """Give a compiler a function that makes its table, in place of one it had; without it, a
-    decorator.
+    """Register a function that builds a compiler's pattern table, replacing an earlier one; without
+    it, a decorator.
     """
 
     def register(maker: Maker) -> Maker:
@@ -33,7 +33,7 @@ def register_pattern_table(compiler: str, table: Maker | None = None) -> Callabl
 
 
 def get_pattern_table(compiler: str) -> Table | None:
-    """Return the table of a compiler, or None if it has none."""
+    """Return a compiler's pattern table, or None."""
     maker = _TABLES.get(compiler)
     return None if maker is None else maker()
 

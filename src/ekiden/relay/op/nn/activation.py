@@ -1,4 +1,4 @@
-"""Activations, softmax, bias.
+"""Activation functions, softmax, bias_add, dropout.
 
     relu max(x, 0)      leaky_relu x if x > 0 else alpha x      prelu the same, alpha per channel
     softmax exp(x) / sum exp(x) along an axis, the maximum taken off before; log_softmax its log
@@ -50,13 +50,13 @@ register_op(
 
 
 def relu(data: Expr) -> Call:
-    """Return the larger of each element and 0."""
+    """Return max(data, 0) elementwise."""
     return call("nn.relu", data)
 
 
 @node("relay.attrs.LeakyReluAttrs")
 class LeakyReluAttrs(Attrs):
-    """The slope below 0."""
+    """Attributes of leaky_relu: the slope for negative values."""
 
     alpha: float = 0.25
 
@@ -82,26 +82,26 @@ register_op(
 
 
 def leaky_relu(data: Expr, alpha: float = 0.25) -> Call:
-    """Return data with elements below 0 multiplied by `alpha`."""
+    """Return leaky ReLU: negative elements multiplied by `alpha`."""
     return call("nn.leaky_relu", data, attrs=LeakyReluAttrs(alpha))
 
 
 @node("relay.attrs.PReluAttrs")
 class PReluAttrs(Attrs):
-    """The axis of channels."""
+    """Attributes of prelu: the channel axis."""
 
     axis: int = 1
 
 
 @node("relay.attrs.BiasAddAttrs")
 class BiasAddAttrs(Attrs):
-    """The axis of channels."""
+    """Attributes of bias_add: the channel axis."""
 
     axis: int = 1
 
 
 def along(values: Array, axis: int, rank: int) -> Array:
-    """Return a vector shaped to broadcast along one axis of a tensor of that rank."""
+    """Reshape a vector to broadcast along one axis of a tensor of the given rank."""
     shape = [1] * rank
     shape[axis] = -1
     return values.reshape(shape)
@@ -148,7 +148,7 @@ register_op(
 
 
 def prelu(data: Expr, alpha: Expr, axis: int = 1) -> Call:
-    """Return data with elements below 0 multiplied by the `alpha` of their channel."""
+    """Return parametric ReLU: negative elements multiplied by their channel's `alpha`."""
     return call("nn.prelu", data, alpha, attrs=PReluAttrs(axis))
 
 
@@ -173,13 +173,13 @@ register_op(
 
 
 def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Call:
-    """Return data plus a vector along one axis."""
+    """Add a bias vector along one axis."""
     return call("nn.bias_add", data, bias, attrs=BiasAddAttrs(axis))
 
 
 @node("relay.attrs.SoftmaxAttrs")
 class SoftmaxAttrs(Attrs):
-    """The axis that sums to 1."""
+    """Attributes of softmax: the normalised axis."""
 
     axis: int = -1
 
@@ -207,16 +207,19 @@ def _softmax_reference(attrs: SoftmaxAttrs, data: Array) -> Array:
 
 def _log_softmax_reference(attrs: SoftmaxAttrs, data: Array) -> Array:
     exponent = _shifted(attrs, data)
+    # Not the logarithm of softmax: small shares would underflow to 0 first.
     return np.asarray(exponent - np.log(np.exp(exponent).sum(attrs.axis, keepdims=True))).astype(
         data.dtype
     )
 
 
 def _shifted(attrs: SoftmaxAttrs, data: Array) -> Array:
+    # The maximum is taken off so that exp does not overflow.
     wide = data.astype(np.float64)
     if not data.size:
         return wide
     with np.errstate(invalid="ignore"):  # a row of -inf alone is NaN
+        # Shifting by the maximum leaves softmax as it is, and keeps every exponential at most 1.
         return np.asarray(wide - wide.max(attrs.axis, keepdims=True, initial=-np.inf))
 
 
@@ -252,29 +255,30 @@ _declare_softmax("nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax, 
 
 
 def softmax(data: Expr, axis: int = -1) -> Call:
-    """Return exp(x - max) over its sum along an axis."""
+    """Return softmax along an axis, stabilised by the maximum."""
     return call("nn.softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 def fast_softmax(data: Expr, axis: int = -1) -> Call:
-    """Return softmax, as exact as the fastest exponential is."""
+    """Return softmax by the fast approximation of exp."""
     return call("nn.fast_softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 def log_softmax(data: Expr, axis: int = -1) -> Call:
-    """Return the logarithm of softmax, computed directly."""
+    """Return log-softmax along an axis."""
     return call("nn.log_softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 @node("relay.attrs.DropoutAttrs")
 class DropoutAttrs(Attrs):
-    """The share of elements that training would drop."""
+    """Attributes of dropout: the drop rate during training."""
 
     rate: float = 0.5
 
 
 def _dropout_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     (data,) = tensors("nn.dropout", types, 1)
+    # TVM's dropout returns its mask too.
     return TupleType((data, TensorType(data.shape, data.dtype)))
 
 
@@ -298,12 +302,12 @@ register_op(
 
 
 def dropout_raw(data: Expr, rate: float = 0.5) -> Call:
-    """Return a tuple of the data and a mask of ones, as in inference."""
+    """Return the data and a mask of ones, the inference form of dropout."""
     return call("nn.dropout", data, attrs=DropoutAttrs(rate))
 
 
 def dropout(data: Expr, rate: float = 0.5) -> Expr:
-    """Return the data, as in inference."""
+    """Return the data unchanged, the inference form of dropout."""
     return TupleGetItem(dropout_raw(data, rate), 0)
 
 

@@ -1,5 +1,4 @@
-"""Gradients of pooling and convolution as operators (TVM's names): what training programs, and
-backward passes written elsewhere, call. The pass ExpandOps writes them as other operators."""
+"""Backward operators of pooling and convolution (TVM's names), for training programs."""
 
 from __future__ import annotations
 
@@ -40,7 +39,9 @@ from ekiden.topi.dimensions import product as product_of
 
 @node("relay.attrs.Conv2DBackwardWeightAttrs")
 class Conv2DBackwardWeightAttrs(Conv2DAttrs):
-    """Those of the convolution; `grad_layout` is that of the gradient, which must be the data's."""
+    """Attributes of conv2d_backward_weight: those of conv2d, and the gradient's layout (the
+    data's).
+    """
 
     grad_layout: str = "NCHW"
 
@@ -48,12 +49,13 @@ class Conv2DBackwardWeightAttrs(Conv2DAttrs):
 def _check_gradient(
     name: str, grad: TensorType, data: TensorType, extents: Sequence[PrimExpr]
 ) -> None:
-    """Check that the gradient has the type of the operator's result for such data."""
+    """Check that the gradient has the type of the forward result for such data."""
     if grad.dtype != data.dtype:
         fail(name, f"the gradient must be {data.dtype} as the data, got {grad.dtype}")
     rank_is(name, grad, len(extents), "out_grad")
     for at, (actual, extent) in enumerate(zip(grad.shape, extents, strict=True)):
         agree(name, actual, extent, f"axis {at} of the gradient and of the result")
+        # An empty result has no gradient; NumPy's reductions of it would raise.
         if known(extent) == 0:
             fail(name, f"axis {at} of the result has no elements")
 
@@ -83,9 +85,12 @@ def _like_data(
 
 
 def _windows(attrs: MaxPool2DAttrs | AvgPool2DAttrs, grad: Array) -> Iterator[tuple[int, ...]]:
-    """Yield row and column of the gradient, and first row and column of its window."""
+    """Yield the (row, column) of each gradient element, and the (row, column) where its window
+    starts.
+    """
     (sh, sw), (top, left_pad, _, _) = attrs.strides, attrs.padding
     for i, j in product(*map(range, grad.shape[2:])):
+        # The first index of a window lies before the data by the width of the border.
         yield i, j, i * sh - top, j * sw - left_pad
 
 
@@ -96,9 +101,12 @@ def _max_reference(attrs: MaxPool2DAttrs, grad: Array, data: Array) -> Array:
         rows = [r for r in range(y, y + kh * dh, dh) if 0 <= r < data.shape[2]]
         columns = [c for c in range(x, x + kw * dw, dw) if 0 <= c < data.shape[3]]
         window = data[:, :, rows][:, :, :, columns].reshape(*data.shape[:2], -1)
+        # argmax takes the first of equal maxima, as the operator says.
         best = window.argmax(-1)
         for n, c in np.ndindex(*data.shape[:2]):
+            # The window has lost what lies in the border: its width is that of the columns left.
             row, column = divmod(int(best[n, c]), len(columns))
+            # Added: windows overlap where the stride is below their extent.
             data_grad[n, c, rows[row], columns[column]] += grad[n, c, i, j]
     return data_grad
 
@@ -109,6 +117,7 @@ def _avg_reference(attrs: AvgPool2DAttrs, grad: Array, data: Array) -> Array:
     for i, j, y, x in _windows(attrs, grad):
         rows = [r for r in range(y, y + kh * dh, dh) if 0 <= r < data.shape[2]]
         columns = [c for c in range(x, x + kw * dw, dw) if 0 <= c < data.shape[3]]
+        # What the forward operator divided by.
         count = kh * kw if attrs.count_include_pad else len(rows) * len(columns)
         for r, c in product(rows, columns):
             data_grad[:, :, r, c] += grad[:, :, i, j] / count
@@ -122,6 +131,7 @@ def _weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     layouts = settings.grad_layout, settings.data_layout, settings.kernel_layout
     if layouts != ("NCHW", "NCHW", "OIHW"):
         fail(name, f"layouts must be NCHW, NCHW and OIHW, got {', '.join(layouts)}")
+    # A stride leaves several window extents possible for one pair of shapes.
     if settings.kernel_size is None:
         fail(name, "'kernel_size' must be given")
     for kind, what in ((grad, "grad"), (data, "data")):
@@ -145,6 +155,7 @@ def _weight_reference(attrs: Conv2DBackwardWeightAttrs, grad: Array, data: Array
     assert attrs.kernel_size is not None
     (kh, kw), (sh, sw), (dh, dw) = attrs.kernel_size, attrs.strides, attrs.dilation
     top, left_pad, bottom, right = attrs.padding
+    # The border takes part as zeros, so that all slices have one shape.
     around = np.pad(data, ((0, 0), (0, 0), (top, bottom), (left_pad, right)))
     rows, columns = grad.shape[2:]
     split_tensors = (np.split(summable(array), attrs.groups, 1) for array in (grad, around))
@@ -207,7 +218,7 @@ def max_pool2d_grad(
     out_layout: str = "",
     ceil_mode: bool = False,
 ) -> Call:
-    """Return the gradient of nn.max_pool2d.
+    """Return the gradient of nn.max_pool2d with respect to its data.
 
     The first position of each window that holds its maximum takes the gradient of the window. NCHW,
     without windows rounded up.
@@ -230,7 +241,7 @@ def avg_pool2d_grad(
     ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:
-    """Return the gradient of nn.avg_pool2d.
+    """Return the gradient of nn.avg_pool2d with respect to its data.
 
     All positions of a window share the gradient of the window. NCHW, without windows rounded up.
     """
@@ -256,9 +267,7 @@ def conv2d_backward_weight(
     kernel_layout: str = "OIHW",
     out_dtype: str = "",
 ) -> Call:
-    """Return the gradient of nn.conv2d for its weight, from that of its result and its
-    data. NCHW.
-    """
+    """Return the gradient of nn.conv2d with respect to its weight. NCHW."""
     attrs = Conv2DBackwardWeightAttrs(
         spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups, channels,
         window_size(kernel_size, 2), data_layout, kernel_layout, "", out_dtype, grad_layout,

@@ -1,4 +1,4 @@
-"""Weights and data of few bits: packed planes, and products of what they stand for."""
+"""Bit-serial operators: bit-plane packing, and products of low-bit integers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ekiden.relay.op.nn.matrix_products import dense
 
 @node("relay.attrs.BitPackAttrs")
 class BitPackAttrs(Attrs):
-    """How many bits, the axes of words and of bits, the type of words."""
+    """Attributes of bitpack: number of bits, pack and bit axes, pack dtype."""
 
     bits: int = 1
     pack_axis: int = 1
@@ -31,11 +31,12 @@ class BitPackAttrs(Attrs):
 
 
 def _packed(attrs: BitPackAttrs, data: Array) -> Array:
-    """Return the bits of each word summed with the weights of their positions."""
+    """Return the bits of each word, weighted by position and summed."""
     width = int(attrs.pack_type[4:])
     planes = []
     for bit in range(attrs.bits):
         ones = np.moveaxis(data >> bit & 1, attrs.pack_axis, -1).astype(attrs.pack_type)
+        # The first element becomes the most significant bit, as TVM's bitpack has it.
         shifts = np.arange(width - 1, -1, -1).astype(attrs.pack_type)
         words = (ones.reshape(*ones.shape[:-1], -1, width) << shifts).sum(-1, attrs.pack_type)
         planes.append(np.moveaxis(words, -1, attrs.pack_axis))
@@ -64,7 +65,7 @@ def bitpack(
     pack_type: str = "uint32",
     name: str = "BitPack",
 ) -> Call:
-    """Return the lowest bits of integers, each in a plane of its own, packed into words."""
+    """Pack the low bits of integers into bit planes of machine words."""
     attrs = BitPackAttrs(bits, pack_axis, bit_axis, pack_type, name)
     return call("nn.bitpack", data, attrs=attrs)
 
@@ -84,7 +85,7 @@ def bitserial_conv2d(
     out_dtype: str = "int16",
     unipolar: bool = True,
 ) -> Call:
-    """Return a convolution of the lowest bits of integers, made of other operators.
+    """Return a bit-serial convolution of low-bit integers, composed of other operators.
 
     Kernels multiply integers, so `pack_dtype`, the word type of TVM's kernels, changes nothing.
 
@@ -122,7 +123,7 @@ def bitserial_dense(
     out_dtype: str = "int16",
     unipolar: bool = True,
 ) -> Call:
-    """Return a dense layer of the lowest bits of integers; the weight has a row for each unit.
+    """Return a bit-serial dense layer of low-bit integers with weight [units, k].
 
     The options are those of `bitserial_conv2d`.
     """
@@ -135,10 +136,11 @@ def _lowest(data: Expr, bits: int, dtype: str) -> Expr:
 
 
 def _numbers(weight: Expr, bits: int, dtype: str, unipolar: bool) -> Expr:
-    """Return the numbers that the bits of a weight stand for."""
+    """Decode the integers that a weight's bits represent."""
     plain = _lowest(weight, bits, dtype)
     if not unipolar:
         return plain
+    # 2 * q - (2**bits - 1): with one bit, 1 and -1.
     return subtract(multiply(plain, const(2, dtype)), const((1 << bits) - 1, dtype))
 
 

@@ -1,4 +1,4 @@
-"""Products with weights in blocks of few bits, and rows of such weights."""
+"""Block-quantised weights (GGUF formats): dense layers and row lookup."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ ACTIVATIONS = ("int8", "float32")
 
 @node("relay.attrs.BlocksAttrs")
 class BlocksAttrs(Attrs):
-    """The format of the weight: a name of `topi.nn.block_formats`."""
+    """Attributes of take_blocks: the block format (a name in `topi.nn.block_formats`)."""
 
     format: str = "q4_0"
 
 
 @node("relay.attrs.DenseBlocksAttrs")
 class DenseBlocksAttrs(Attrs):
-    """The format of the weight: a name of `topi.nn.block_formats`; and what kernels may take data
-    as: "int8" for numbers rounded to 8 bits in blocks of 32, or "float32".
+    """Attributes of dense_blocks: the block format, and the activation dtype in kernels ("int8" in
+    blocks of 32, or "float32").
     """
 
     format: str = "q4_0"
@@ -70,11 +70,12 @@ def _takes(name: str, what: str, kind: TensorType, dtype: str) -> None:
 
 
 def _depth(name: str, weight: TensorType, format: str) -> PrimExpr:
-    """Return the length of a row of a plain weight, which is checked."""
+    """Check a block-quantised weight, and return the length of its rows."""
     row = _row(name, format)
     _takes(name, "weight", weight, "uint8")
     rank_is(name, weight, 3, "weight")
     agree(name, weight.shape[2], as_dim(row.size), f"the bytes of a block of {format}")
+    # Blocks of a format hold a fixed number of values: the row's length follows.
     return tidy(weight.shape[1] * row.values)
 
 
@@ -109,7 +110,7 @@ register_op(
 
 
 def dense_blocks(data: Expr, weight: Expr, format: str = "q4_0", activations: str = "int8") -> Call:
-    """Return data[..., k] times the transpose of a weight in blocks of a format of GGUF files.
+    """Return data[..., k] times the transpose of a block-quantised weight in a GGUF format.
 
     Unless activations are "float32", processors that multiply bytes take data rounded to 8 bits in
     blocks of 32: each number is wrong by at most 1/254 of the largest of its block.
@@ -151,7 +152,7 @@ register_op(
 
 
 def take_blocks(weight: Expr, indices: Expr, format: str = "q4_0") -> Call:
-    """Return rows of a weight in blocks of a format of GGUF files, as float32.
+    """Return dequantised float32 rows of a block-quantised weight in a GGUF format.
 
     Negative indices count from the end; those out of range are refused.
     """
@@ -160,8 +161,8 @@ def take_blocks(weight: Expr, indices: Expr, format: str = "q4_0") -> Call:
 
 @node("relay.attrs.DenseBlocksPackAttrs")
 class DenseBlocksPackAttrs(Attrs):
-    """The format of the weight, the true number of results per row, the rows of a panel, and what
-    kernels may take data as.
+    """Attributes of dense_blocks_pack: block format, number of units, rows per panel, activation
+    dtype.
     """
 
     format: str = "q4_0"
@@ -171,7 +172,7 @@ class DenseBlocksPackAttrs(Attrs):
 
 
 def _packed_depth(name: str, weight: TensorType, settings: DenseBlocksPackAttrs) -> PrimExpr:
-    """Return the length of a row of a packed weight, which is checked."""
+    """Check a packed block-quantised weight, and return the length of its rows."""
     row = _row(name, settings.format)
     if settings.panel < 1:
         fail(name, f"panel must be positive, got {settings.panel}")
@@ -180,6 +181,7 @@ def _packed_depth(name: str, weight: TensorType, settings: DenseBlocksPackAttrs)
     rank_is(name, weight, 3, "weight")
     size = PackedBlock(row, settings.panel).size
     agree(name, weight.shape[2], as_dim(size), "the bytes of a block of a panel")
+    # The last panel is filled up: the number of units cannot be read from the shape.
     panels = as_dim(-(-settings.units // settings.panel))
     agree(name, panels, weight.shape[0], "the panels of 'units'")
     return tidy(weight.shape[1] * row.values)
@@ -196,6 +198,7 @@ def _packed_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _packed_reference(attrs: DenseBlocksPackAttrs, data: Array, weight: Array) -> Array:
+    # The rows that fill up the last panel are cut off again.
     plain = unpack_blocks(weight, attrs.format, attrs.panel)[: attrs.units]
     return np.asarray(data @ plain.T)
 
@@ -224,7 +227,7 @@ register_op(
 def contrib_dense_blocks_pack(
     data: Expr, weight: Expr, format: str, units: int, panel: int, activations: str = "int8"
 ) -> Call:
-    """Return `dense_blocks` with a weight that `topi.nn.blocks` packed."""
+    """Return `dense_blocks` with a weight packed by `topi.nn.blocks`."""
     attrs = DenseBlocksPackAttrs(format, units, panel, activations)
     return call(_PACKED, data, weight, attrs=attrs)
 
@@ -241,6 +244,7 @@ def _take_packed_reference(attrs: DenseBlocksPackAttrs, weight: Array, indices: 
     plain = unpack_blocks(weight, attrs.format, attrs.panel)[: attrs.units]
     if not indices.size:
         return np.empty((*indices.shape, plain.shape[1]), np.float32)
+    # By the name of the plain operator: messages do not depend on packing.
     check_indices(_TAKE, indices, attrs.units, 0)
     return np.asarray(plain[indices.astype(np.int64)])
 
@@ -271,7 +275,7 @@ register_op(
 def contrib_take_blocks_pack(
     weight: Expr, indices: Expr, format: str, units: int, panel: int
 ) -> Call:
-    """Return `take_blocks` of a weight that `topi.nn.blocks` packed."""
+    """Return `take_blocks` with a weight packed by `topi.nn.blocks`."""
     attrs = DenseBlocksPackAttrs(format, units, panel)
     return call(_TAKE_PACKED, weight, indices, attrs=attrs)
 

@@ -1,5 +1,5 @@
-"""Convolutions. Attributes and layouts are TVM's, with our packed weight layouts added (see
-topi/nn/weights.py).
+"""1-D and 2-D convolutions and transposed convolutions. Attributes and layouts are TVM's, with our
+packed weight layouts added (see topi/nn/weights.py).
 
     y[n, o, i, j] = sum over c, u, v of x[n, c, s i + d u - top, s j + d v - left] w[o, c, u, v]
 
@@ -78,7 +78,8 @@ from ekiden.topi.nn.weights import (
 
 
 def as_conv2d(attrs: Conv1DAttrs | Conv1DTransposeAttrs) -> Conv2DAttrs:
-    """Return a 1-D convolution as the 2-D one of height 1."""
+    """Return the attributes of a 1-D convolution as a 2-D one of height 1."""
+    # Padding is (top, left, bottom, right) in two dimensions: the height gets none.
     left_pad, right_pad = attrs.padding
     return Conv2DAttrs(
         (1, *attrs.strides), (0, left_pad, 0, right_pad), (1, *attrs.dilation), attrs.groups,
@@ -90,7 +91,7 @@ def as_conv2d(attrs: Conv1DAttrs | Conv1DTransposeAttrs) -> Conv2DAttrs:
 
 
 def as_conv2d_transpose(attrs: Conv1DTransposeAttrs) -> Conv2DTransposeAttrs:
-    """Return a 1-D transposed convolution as the 2-D one of height 1."""
+    """Return the attributes of a 1-D transposed convolution as a 2-D one of height 1."""
     flat = as_conv2d(attrs)
     return Conv2DTransposeAttrs(
         flat.strides, flat.padding, flat.dilation, flat.groups, flat.channels, flat.kernel_size,
@@ -102,11 +103,12 @@ def as_conv2d_transpose(attrs: Conv1DTransposeAttrs) -> Conv2DTransposeAttrs:
 def _conv_shape(
     name: str, attrs: Conv2DAttrs, data: Sequence[PrimExpr], weight: Sequence[PrimExpr]
 ) -> tuple[PrimExpr, ...]:
-    """Return the result shape in the result's layout."""
+    """Infer the result shape of a convolution in its output layout."""
     plain = plain_conv(attrs)
     if plain is not None:
         data = attempt(name, transform_shape, data, attrs.data_layout, plain.data_layout)
         weight = attempt(name, transform_shape, weight, attrs.kernel_layout, plain.kernel_layout)
+        # Once only: the plain convolution has no blocked layout.
         plain_shape = _conv_shape(name, plain, data, weight)
         out_layout = attrs.out_layout or attrs.data_layout
         return attempt(name, transform_shape, plain_shape, plain.data_layout, out_layout)
@@ -114,6 +116,7 @@ def _conv_shape(
     out, per_group, kh, kw = attempt(
         name, conv_weight_shape, weight, attrs.kernel_layout, attrs.channels, attrs.groups
     )
+    # Weights have the input channels of one group.
     agree(name, c, per_group * attrs.groups, "channels of 'data' and 'weight'")
     attempt(name, check_weight, attrs, out, (kh, kw))
     attempt(name, expect_multiple, "output channels", out, attrs.groups, "groups")
@@ -127,11 +130,12 @@ _Conv = TypeVar("_Conv", bound=Conv2DAttrs | Conv3DAttrs)
 
 
 def plain_conv(attrs: _Conv) -> _Conv | None:
-    """Return the convolution in layouts without inner axes, with a result in the layout of the
-    data.
+    """Return the convolution's attributes in unblocked layouts, with the result in the data's
+    layout, or None.
 
     None if it is such a convolution already.
     """
+    # Kernels write in the layout of the data; another one needs a transform after them.
     keeps = attrs.out_layout in ("", attrs.data_layout)
     if keeps and not any(map(is_blocked, (attrs.data_layout, attrs.kernel_layout))):
         return None
@@ -147,15 +151,17 @@ def plain_conv(attrs: _Conv) -> _Conv | None:
 def by_plain_conv(
     attrs: _Conv, inputs: Sequence[Tensor], compute: Callable[[_Conv, Sequence[Tensor]], Tensor]
 ) -> Tensor:
-    """Return a convolution through kernels for whole axes, whose results have the data's layout."""
+    """Compute a convolution in unblocked layouts, between layout transforms."""
     plain = plain_conv(attrs)
     if plain is None:
         return compute(attrs, inputs)
     moves = (attrs.data_layout, plain.data_layout), (attrs.kernel_layout, plain.kernel_layout)
+    # Transforms around the kernel; layout passes cancel those between two such convolutions.
     flat = [
         operand if source == target else topi.layout_transform(operand, source, target)
         for operand, (source, target) in zip(inputs, moves, strict=True)
     ]
+    # Layout passes remove the transforms between two such convolutions.
     result = compute(plain, flat)
     return topi.layout_transform(result, plain.data_layout, attrs.out_layout or attrs.data_layout)
 
@@ -172,6 +178,7 @@ def _conv2d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     data, weight = tensors("nn.conv2d", types, 2)
     settings = attrs_of(Conv2DAttrs, attrs)
     rank_is("nn.conv2d", data, len(parse(settings.data_layout)), "data")
+    # Combinations that have a kernel of their own; all others need one dtype.
     is_mixed = (data.dtype, weight.dtype, settings.out_dtype) in MIXED
     dtype = settings.out_dtype if is_mixed else one_dtype("nn.conv2d", (data, weight))
     return TensorType(
@@ -180,14 +187,16 @@ def _conv2d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
-    """Return the convolution in NCHW and OIHW, as one matrix product per group over windows."""
+    """Return the NCHW/OIHW convolution by im2col and one matrix product per group."""
     top, left_pad, bottom, right = attrs.padding
+    # The window with its holes: the dilation steps over them below.
     reach = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], attrs.dilation, strict=True)]
     # Data smaller than a window is padded to one window, which is dropped again below.
     low = max(0, reach[0] - data.shape[2] - top - bottom)
     narrow = max(0, reach[1] - data.shape[3] - left_pad - right)
     padded = np.pad(data, ((0, 0), (0, 0), (top, bottom + low), (left_pad, right + narrow)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=(2, 3))
+    # The data was padded so that NumPy finds one window at least; there is none in truth.
     windows = windows[:, :, : 0 if low else None, : 0 if narrow else None]  # too few lines: none
     windows = windows[
         :, :, :: attrs.strides[0], :: attrs.strides[1], :: attrs.dilation[0], :: attrs.dilation[1]
@@ -202,7 +211,7 @@ def conv2d_nchw(data: Array, weight: Array, attrs: Conv2DAttrs) -> Array:
 
 
 def _conv2d_reference(attrs: Conv2DAttrs, data: Array, weight: Array) -> Array:
-    """Return the convolution of operands that are converted to the result's dtype first.
+    """Return the convolution of operands first converted to the result's dtype.
 
     uint8 and int8 are multiplied in int32, which holds their sums up to 65,793 products.
     """
@@ -269,7 +278,7 @@ def conv2d(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """Return a 2-D convolution (correlation).
+    """Return a 2-D convolution (cross-correlation).
 
     Operands are of one dtype, or uint8 and int8 with out_dtype int32, or uint8 and float32 with
     out_dtype float32. `channels` is needed where the weight is packed and padded.
@@ -295,7 +304,7 @@ def contrib_conv2d_nchwc(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """Return `conv2d` of data and weights in blocks of channels, such as `NCHW8c` and `OIHW8i8o`.
+    """Return conv2d in channel-blocked layouts such as `NCHW8c` and `OIHW8i8o`.
 
     With `groups` as many as channels the weight is `OIHW1i8o` (TVM's name).
     """
@@ -321,6 +330,7 @@ def _conv1d_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         _with_height(data.shape, settings.data_layout),
         _with_height(weight.shape, settings.kernel_layout),
     )
+    # The axis of extent 1 that was put in goes again.
     height = (flat.out_layout or flat.data_layout).index("H")
     return TensorType((*shape[:height], *shape[height + 1 :]), settings.out_dtype or dtype)
 
@@ -332,6 +342,7 @@ def _with_height(shape: Sequence[PrimExpr], layout: str) -> tuple[PrimExpr, ...]
 
 def _conv1d_reference(attrs: Conv1DAttrs, data: Array, weight: Array) -> Array:
     flat = as_conv2d(attrs)
+    # A height of 1: the two-dimensional reference serves both.
     rows = np.expand_dims(data, attrs.data_layout.index("W"))
     kernel = np.expand_dims(weight, attrs.kernel_layout.index("W"))
     result = _conv2d_reference(flat, rows, kernel)
@@ -385,7 +396,7 @@ def conv1d(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """Return a 1-D convolution (correlation); padding is one number or (left, right)."""
+    """Return a 1-D convolution (cross-correlation); padding is one number or (left, right)."""
     attrs = Conv1DAttrs(
         spread(strides, 1), sides(padding, 1), spread(dilation, 1), groups, channels,
         window_size(kernel_size, 1), data_layout, kernel_layout, out_layout, out_dtype,
@@ -427,9 +438,12 @@ def _transpose_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _scatter(attrs: Conv2DTransposeAttrs, data: Array, weight: Array) -> Array:
-    """Return the uncropped result: every input pixel adds its multiple of the kernel."""
+    """Return the uncropped transposed convolution: every input pixel adds its multiple of the
+    kernel.
+    """
     (kh, kw), (sh, sw), (dh, dw) = weight.shape[2:], attrs.strides, attrs.dilation
     n, _c, h, w = data.shape
+    # The inverse of the forward extent: (n - 1) * stride + (k - 1) * dilation + 1.
     full = np.zeros(
         (n, weight.shape[1], max((h - 1) * sh + (kh - 1) * dh + 1 + attrs.output_padding[0], 0),
          max((w - 1) * sw + (kw - 1) * dw + 1 + attrs.output_padding[1], 0)), data.dtype,
@@ -455,8 +469,10 @@ def _transpose_reference(attrs: Conv2DTransposeAttrs, data: Array, weight: Array
         weight, attrs.kernel_layout, attrs.channels, attrs.groups
     ).astype(dtype)
     groups = zip(np.split(plain, attrs.groups, 1), np.split(kernel, attrs.groups, 0), strict=True)
+    # Groups are concatenated along the output channels, in the weight's order.
     full = np.concatenate([_scatter(attrs, d, w) for d, w in groups], axis=1)
     top, left_pad, bottom, right = attrs.padding
+    # Padding of the forward convolution crops here.
     width = [(0, 0), (0, 0), (-top, -bottom), (-left_pad, -right)]
     cropped = bordered("nn.conv2d_transpose", full, width, "constant", np.zeros((), dtype))
     return transform_array(cropped, "NCHW", attrs.out_layout or attrs.data_layout)
@@ -510,7 +526,7 @@ def conv2d_transpose(
     output_padding: Ints = (0, 0),
     out_dtype: str = "",
 ) -> Call:
-    """Return the gradient of a convolution with respect to its data.
+    """Return a 2-D transposed convolution.
 
     The weight is (in, out / groups, height, width).
     """

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as one operator."""
+"""Scaled dot-product attention operator."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _NAME = "nn.attention"
 
 @node("relay.attrs.AttentionAttrs")
 class AttentionAttrs(Attrs):
-    """scale: the factor of scores (none: 1 / sqrt of the depth). causal: "" for all keys, "start"
-    for key j <= query i, "end" for j <= i + keys - queries. softcap: scores become softcap *
-    tanh(score / softcap) before the bias, 0 for not. Layouts: the order of the axes batch, head,
-    sequence, depth of query, key, value and result. nan_as_zero: shares that are NaN, as those of a
-    row without keys, are 0.
+    """Attributes of nn.attention: scale (None: 1 / sqrt(depth)), masking, soft cap, layouts.
+    causal: "" for all keys, "start" for key j <= query i, "end" for j <= i + keys - queries.
+    softcap: scores become softcap * tanh(score / softcap) before the bias, 0 for not. Layouts:
+    the order of the axes batch, head, sequence, depth of query, key, value and result.
+    nan_as_zero: shares that are NaN, as those of a row without keys, are 0.
     """
 
     scale: float | None = None
@@ -42,7 +42,7 @@ class AttentionAttrs(Attrs):
 
     @property
     def heads(self) -> AttentionConfig:
-        """Return the same attributes as the kernel takes them."""
+        """Return the attributes as the kernel's AttentionConfig."""
         layouts = (self.query_layout, self.key_layout, self.value_layout, self.out_layout)
         return AttentionConfig(layouts, self.scale, self.causal, self.softcap, self.nan_as_zero)
 
@@ -52,6 +52,7 @@ def _check(heads: AttentionConfig, operands: Sequence[TensorType]) -> None:
         fail(_NAME, f"expected query, key, value and perhaps a bias, got {len(operands)} tensors")
     if one_dtype(_NAME, operands) != "float32":
         fail(_NAME, f"tensors must be float32, got {operands[0].dtype}")
+    # Not strict: the bias may be missing.
     for what, kind in zip(("query", "key", "value", "bias"), operands, strict=False):
         rank_is(_NAME, kind, 4, what)
     for layout in heads.layouts:
@@ -75,6 +76,7 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     agree(_NAME, query["d"], key["d"], "the depths of 'query' and 'key'")
     for axis, what in (("b", "batches"), ("h", "heads"), ("s", "lengths")):
         agree(_NAME, key[axis], value[axis], f"the {what} of 'key' and 'value'")
+    # Grouped-query attention: several query heads share one head of keys and values.
     query_heads, few = query["h"], key["h"]
     if isinstance(query_heads, IntImm) and isinstance(few, IntImm):
         if few.value == 0 or query_heads.value % few.value:
@@ -93,6 +95,7 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if len(operands) == 4:
         dims = (query["b"], query["h"], query["s"], key["s"])
         for actual, expected in zip(operands[3].shape, dims, strict=True):
+            # A bias of extent 1 broadcasts.
             if not is_const(actual, 1):
                 agree(_NAME, actual, expected, "the shape of 'bias' and that of the scores")
     shape = attention_shape(heads, operands[0].shape, operands[2].shape)
@@ -111,31 +114,37 @@ def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
     scale = heads.scale if heads.scale is not None else 1 / math.sqrt(query.shape[-1])
     scores = query @ key.swapaxes(-1, -2) * np.float32(scale)
     if heads.softcap:
+        # Soft capping bounds the scores smoothly (Gemma 2).
         scores = np.tanh(scores / np.float32(heads.softcap)) * np.float32(heads.softcap)
     if len(arrays) > 3:
         scores = scores + arrays[3]
     rows, columns = scores.shape[-2:]
     if heads.causal:
+        # "end" aligns the last query with the last key, as decoding with a cache needs.
         shift = columns - rows if heads.causal == "end" else 0
         visible = np.tri(rows, columns, shift, dtype=bool)
         scores = np.where(visible, scores, np.float32(-np.inf))
     with np.errstate(invalid="ignore"):
+        # A row whose keys are all masked is NaN, unless the attributes ask for 0.
         shares = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
         total = shares.sum(-1, keepdims=True)
         if heads.nan_as_zero:
             is_none = np.isnan(total) | (total == 0)  # which no keys give
             shares = np.where(is_none, np.float32(0), shares)
+            # Divided by infinity, rows without keys become 0.
             total = np.where(is_none, np.float32(np.inf), total)
         mixed = (shares @ value) / total
     return np.ascontiguousarray(mixed.transpose(["bhsd".index(a) for a in heads.layouts[3]]))
 
 
 def _macs(attrs: AttentionAttrs, shapes: Shapes, result: Sequence[PrimExpr]) -> PrimExpr:
-    """Return the multiply-adds of the scores and of the weighted values, masked ones included."""
+    """Return the MACs of the scores and of the weighted values, masked ones included."""
     layouts = attrs.heads.layouts[:3]
     pairs = zip(layouts, shapes, strict=False)
     query, key, value = (dict(zip(layout, shape, strict=True)) for layout, shape in pairs)
     scores = product([query["b"], query["h"], query["s"], key["s"]])
+    # Both products have the scores' shape as rows: one over the depth of queries, one over that of
+    # values.
     return scores * (query["d"] + value["d"])
 
 
@@ -166,8 +175,7 @@ def attention(
     layouts: tuple[str, str, str, str] = ("bhsd", "bhsd", "bhsd", "bhsd"),
     nan_as_zero: bool = False,
 ) -> Call:
-    """Return softmax(query * key^T * scale + bias) * value for each head, of float32, in one
-    kernel.
+    """Return softmax(query * key^T * scale + bias) * value per head, in float32, as one kernel.
 
     query [b, h, s, d], key [b, g, t, d] and value [b, g, t, e] give [b, h, s, e].
 

@@ -1,4 +1,4 @@
-"""Volumes enlarged by factors that may be data, and resized to extents that are."""
+"""3-D upsampling and resizing with run-time factors or extents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ekiden.topi.layout import parse, spatial
 
 @node("relay.attrs.DynResize3DAttrs")
 class DynResize3DAttrs(Resize3DAttrs):
-    """As of image.resize3d, whose `size` is an argument."""
+    """Attributes of dyn.image.resize3d: those of image.resize3d with the size as an argument."""
 
     symbols: tuple[PrimExpr, ...] = ()
 
@@ -90,10 +90,11 @@ def upsampling3d(
     method: str = "nearest_neighbor",
     coordinate_transformation_mode: str = "half_pixel",
 ) -> Call:
-    """Return volumes enlarged by factors, which may be scalars of floating point that are data."""
+    """Upsample volumes by factors, which may be float scalars given as tensors."""
     scales = (scale_d, scale_h, scale_w)
     factors = [constant_of(scale) for scale in scales]
     mode = coordinate_transformation_mode
+    # One factor that is data makes all extents data.
     if any(factor is None for factor in factors):
         kind = "linear" if method == "trilinear" else method
         attrs = DynResize3DAttrs((), (), layout, kind, mode)
@@ -107,8 +108,9 @@ def upsampling3d(
 
 
 def _size(data: Expr, layout: str, scales: Sequence[float | Expr]) -> Expr:
-    """Return the extents of volumes times factors, rounded."""
+    """Return volume extents times factors, rounded."""
     spatial_axes = const(np.array(spatial(layout), np.int64))
+    # float32, as the static form computes the extents.
     extents = cast(take(shape_of(data, "int64"), spatial_axes), "float32")
     scale_exprs = [s if isinstance(s, Expr) else const(np.float32(s)) for s in scales]
     factors = concatenate([reshape(cast(s, "float32"), (1,)) for s in scale_exprs], 0)

@@ -1,4 +1,4 @@
-"""Matrix products.
+"""Matrix products: dense, matmul, batch_matmul and packed dense.
 
     nn.dense         y[.., n] = sum over k of x[.., k] w[n, k]            w as PyTorch keeps it
     nn.matmul        y[.., m, n] = sum over k of a[.., m, k] b[k, n]      flags transpose either
@@ -52,8 +52,9 @@ from ekiden.topi.nn.weights import (
 
 @node("relay.attrs.DenseAttrs")
 class DenseAttrs(Attrs):
-    """The number of results per row, if it is to be checked, and the result's dtype (none: the
-    data's)."""
+    """Attributes of dense: the number of units (checked if given), and the output dtype ("": the
+    data's).
+    """
 
     units: int | None = None
     out_dtype: str = ""
@@ -64,6 +65,7 @@ def _dense_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     settings = attrs_of(DenseAttrs, attrs)
     rank_at_least("nn.dense", data, 1, "data")
     rank_is("nn.dense", weight, 2, "weight")
+    # The kernels of x86-64's VNNI take unsigned data and signed weights.
     is_bytes = (data.dtype, weight.dtype, settings.out_dtype) == ("uint8", "int8", "int32")
     dtype = "int32" if is_bytes else one_dtype("nn.dense", (data, weight))
     agree("nn.dense", data.shape[-1], weight.shape[1], "the last dimensions of 'data' and 'weight'")
@@ -78,10 +80,11 @@ def _dense_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _product(out_dtype: str, a: Array, b: Array) -> Array:
-    """Return the product as kernels sum it: 16-bit floats in float32, all else in the result's
-    type.
+    """Multiply matrices as kernels accumulate: 16-bit floats in float32, others in the result's
+    dtype.
     """
     dtype = to_numpy(out_dtype or str(a.dtype))
+    # Rounded once, at the end, as kernels do.
     wide = np.dtype("float32") if dtype.itemsize == 2 and dtype.kind in "fV" else dtype
     return np.asarray(np.matmul(a.astype(wide), b.astype(wide))).astype(dtype, copy=False)
 
@@ -116,7 +119,7 @@ def dense(data: Expr, weight: Expr, units: int | None = None, out_dtype: str = "
 
 @node("relay.attrs.MatmulAttrs")
 class MatmulAttrs(Attrs):
-    """As DenseAttrs, with whether each side is transposed."""
+    """Attributes of matmul: those of dense, and whether each operand is transposed."""
 
     units: int | None = None
     out_dtype: str = ""
@@ -180,7 +183,7 @@ def matmul(
     transpose_a: bool = False,
     transpose_b: bool = False,
 ) -> Call:
-    """Return the product of tensor_a[..., m, k] and the matrix tensor_b[k, n]."""
+    """Return the matrix product of tensor_a[..., m, k] and tensor_b[k, n]."""
     return call(
         "nn.matmul",
         tensor_a,
@@ -191,7 +194,9 @@ def matmul(
 
 @node("relay.attrs.BatchMatmulAttrs")
 class BatchMatmulAttrs(Attrs):
-    """The result's dtype and whether each side is transposed (TVM's default: the second one)."""
+    """Attributes of batch_matmul: output dtype, and whether each operand is transposed (TVM's
+    default: the second).
+    """
 
     out_dtype: str = ""
     transpose_a: bool = False
@@ -206,9 +211,11 @@ def _batch_matmul_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     rank_is(name, y, 3, "tensor_b")
     is_bytes = (x.dtype, y.dtype, settings.out_dtype) == WORDS[0]
     dtype = "int32" if is_bytes else one_dtype(name, (x, y))
+    # The last two dimensions, reversed.
     rows, inner = x.shape[:0:-1] if settings.transpose_a else x.shape[1:]
     columns, depth = y.shape[1:] if settings.transpose_b else y.shape[:0:-1]
     agree(name, inner, depth, "the summed dimensions")
+    # A batch of 1 is shared by all others, without copies of it.
     batch = broadcast_types(name, (TensorType(x.shape[:1]), TensorType(y.shape[:1])))
     return TensorType((*batch, rows, columns), settings.out_dtype or dtype)
 
@@ -245,7 +252,8 @@ def batch_matmul(
     transpose_a: bool = False,
     transpose_b: bool = True,
 ) -> Call:
-    """Return a matrix product per batch: tensor_a[b, m, k] times tensor_b[b, n, k] transposed.
+    """Return the batched matrix product of tensor_a[b, m, k] and the transpose of tensor_b[b, n,
+    k].
 
     A batch of 1 broadcasts.
     """
@@ -259,7 +267,7 @@ def batch_matmul(
 
 @node("relay.attrs.DensePackAttrs")
 class DensePackAttrs(Attrs):
-    """The true number of results per row, and the width of a tile."""
+    """Attributes of contrib_dense_pack: the number of units and the tile width."""
 
     units: int = 0
     tile: int = 16
@@ -287,6 +295,7 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             fail(name, f"a weight of words takes {takes}, got {dtypes}")
         word = WORD_BY_DTYPE[weight.dtype]
         agree(name, as_dim(word), weight.shape[3], "the elements of a word")
+        # Rows with listed places come on top of those for the words of data.
         depth = tidy((weight.shape[1] - _listed(name, weight, word_indices)) * word)
     else:
         rank_is(name, weight, 3, "weight")
@@ -297,6 +306,7 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if is_batched and word_indices:
         fail(name, "'places' are of one weight, not of a batch")
     agree(name, data.shape[-1], depth, "the summed dimensions")
+    # The last tile is filled up: the attribute has the true number of units.
     tiles = as_dim(-(-settings.units // settings.tile))
     agree(name, tiles, weight.shape[0], "the tiles of attribute 'units' and of 'weight'")
     agree(
@@ -309,7 +319,8 @@ def _dense_pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _listed(name: str, weight: TensorType, word_indices: Sequence[TensorType]) -> PrimExpr:
-    """Return how many rows of a tile have their word indices listed."""
+    """Return the number of rows per tile whose word indices are stored."""
+    # Without the list every word of the depth is stored.
     if not word_indices:
         return as_dim(0)
     (listed,) = word_indices
@@ -365,8 +376,7 @@ def contrib_dense_pack(
     out_dtype: str = "",
     places: Expr | None = None,
 ) -> Call:
-    """Return `dense` with a weight that `contrib_pack_weight` packed:
-    `[ceil(units/tile)][k][tile]`.
+    """Return `dense` with a weight packed by `contrib_pack_weight`: `[ceil(units/tile)][k][tile]`.
 
     Args:
         data: The data.
@@ -385,8 +395,9 @@ def contrib_dense_pack(
 
 @node("relay.attrs.PackWeightAttrs")
 class PackWeightAttrs(Attrs):
-    """What the weight is of ("dense", "conv2d", "group_conv2d"), the width of a tile, and the
-    number of groups."""
+    """Attributes of contrib_pack_weight: the layer kind ("dense", "conv2d", "group_conv2d"), tile
+    width, groups.
+    """
 
     kind: str = "dense"
     tile: int = 16
@@ -424,7 +435,7 @@ register_op(
 
 
 def contrib_pack_weight(weight: Expr, kind: str, tile: int, groups: int = 1) -> Call:
-    """Return a weight ([N, K], OIHW or OIDHW) in the layout of the packed kernels.
+    """Pack a weight ([N, K], OIHW or OIDHW) into the panel layout of the packed kernels.
 
     It is meant to be folded when the weight is constant.
     """

@@ -1,4 +1,4 @@
-"""nn.contrib_dense_nibbles, and the same with a packed weight and quantised data."""
+"""Dense layers with int4 weights: contrib_dense_nibbles, also with packed weights and int8 data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
             agree(
                 _NAME, parameter.shape[at], weight.shape[at], f"'{what}' and the blocks of 'weight'"
             )
+    # Two numbers of 4 bits in each byte.
     block = weight.shape[2] * 2
+    # The last block may be longer than the data, which counts as 0 there.
     blocks = tidy((data.shape[-1] + (block - 1)) // block)
     agree(_NAME, blocks, weight.shape[1], "the blocks of 'data' and of 'weight'")
     return TensorType((*data.shape[:-1], weight.shape[0]), data.dtype)
@@ -47,6 +49,7 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _reference(attrs: None, data: Array, weight: Array, scale: Array, point: Array) -> Array:
     levels = unpack_nibbles(weight).astype(np.float32) - point[..., None]
     plain = (levels * scale[..., None]).reshape(len(weight), -1)
+    # The last block is filled up to its full length.
     return np.asarray(data @ plain[:, : data.shape[-1]].T)
 
 
@@ -66,7 +69,7 @@ register_op(
 
 
 def contrib_dense_nibbles(data: Expr, weight: Expr, scale: Expr, point: Expr) -> Call:
-    """Return data[..., k] times the transpose of (weight - point) * scale.
+    """Return data[..., k] times the transpose of the int4 weight (weight - point) * scale.
 
     On processors that multiply bytes, data is rounded to 8 bits for each block.
     """
@@ -75,7 +78,7 @@ def contrib_dense_nibbles(data: Expr, weight: Expr, scale: Expr, point: Expr) ->
 
 @node("relay.attrs.DenseNibblesPackAttrs")
 class DenseNibblesPackAttrs(Attrs):
-    """The true number of results per row."""
+    """Attributes of contrib_dense_nibbles_pack: the number of units."""
 
     units: int = 0
 
@@ -104,9 +107,11 @@ def _packed_reference(
     scale: Array,
     point: Array,
 ) -> Array:
+    # From [panel, block, row] to a row for each result.
     scales, points = (x.transpose(0, 2, 1).reshape(-1, x.shape[1], 1) for x in (scale, point))
     levels = (unpack_words(weight).astype(np.float32) - points) * scales
     blocks = data.reshape(*step.shape, weight.shape[2] * WORD_VALUES)
+    # Each block of a row of data has a step of its own.
     values = blocks.astype(np.float32) * step[..., None]
     rows = values.reshape(data.shape)
     return np.asarray(rows @ levels.reshape(len(levels), -1)[: attrs.units].T)
@@ -130,7 +135,7 @@ register_op(
 def contrib_dense_nibbles_pack(
     data: Expr, step: Expr, total: Expr, weight: Expr, scale: Expr, point: Expr, units: int
 ) -> Call:
-    """Return `contrib_dense_nibbles` of int8 data with a weight that `topi.nn.nibbles` packed.
+    """Return `contrib_dense_nibbles` of int8 data with a weight packed by `topi.nn.nibbles`.
 
     `step` and `total` are the step of each block of the data, and its sum.
     """

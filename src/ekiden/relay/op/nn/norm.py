@@ -1,4 +1,4 @@
-"""Normalisations.
+"""Normalisation operators: batch, layer, RMS, instance, group and local response normalisation.
 
     y = (x - mean) / sqrt(variance + epsilon) * gamma + beta
 
@@ -48,7 +48,7 @@ from ekiden.topi.dimensions import known, normalize_axis
 def _with_vectors(
     name: str, data: TensorType, vectors: Sequence[TensorType], axis: int
 ) -> tuple[TensorType, int]:
-    """Check that vectors have the extent of an axis.
+    """Check that parameter vectors have the extent of an axis; return the data's type and the axis.
 
     Returns:
         The type of the result, with an extent of the axis that is known from any of the vectors,
@@ -64,12 +64,13 @@ def _with_vectors(
 
 
 def _standardize(data: Array, axes: tuple[int, ...], epsilon: float) -> Array:
-    """Return data with mean 0 and variance 1 along axes, by two passes, the mean first.
+    """Return data standardised to mean 0 and variance 1 along axes, by the two-pass algorithm.
 
     The difference of E[x^2] and E[x]^2 would lose all digits if the mean is large beside the
     deviation.
     """
     wide = data.astype(np.float64)
+    # Two passes: the mean of squares minus the square of the mean cancels for large means.
     centred = wide - wide.mean(axes, keepdims=True)
     return np.asarray(centred / np.sqrt((centred * centred).mean(axes, keepdims=True) + epsilon))
 
@@ -83,13 +84,15 @@ def _affine(
 ) -> Array:
     if attrs.scale:
         normal = normal * along(gamma, axis, normal.ndim)
+    # gamma has the data's dtype, to which the float64 result is rounded once.
     return (normal + along(beta, axis, normal.ndim) if attrs.center else normal).astype(gamma.dtype)
 
 
 @node("relay.attrs.BatchNormAttrs")
 class BatchNormAttrs(Attrs):
-    """The axis of channels, what is added to the variance, and whether beta (center) and gamma
-    (scale) count."""
+    """Attributes of batch_norm: channel axis, epsilon, and whether beta (center) and gamma (scale)
+    apply.
+    """
 
     axis: int = 1
     epsilon: float = 1e-5
@@ -102,12 +105,14 @@ def _batch_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     result_type, _ = _with_vectors(
         "nn.batch_norm", data, vectors, attrs_of(BatchNormAttrs, attrs).axis
     )
+    # Inference: the moving statistics are handed through as they are.
     return TupleType((result_type, vectors[2], vectors[3]))
 
 
 def _batch_norm_reference(
     attrs: BatchNormAttrs, data: Array, gamma: Array, beta: Array, mean: Array, var: Array
 ) -> tuple[Array, ...]:
+    # In float64 until the end, so that the reference is the better of two that are compared.
     factor = 1 / np.sqrt(var.astype(np.float64) + attrs.epsilon)
     if attrs.scale:
         factor = factor * gamma
@@ -145,26 +150,26 @@ def batch_norm(
     data: Expr, gamma: Expr, beta: Expr, moving_mean: Expr, moving_var: Expr,
     axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
 ) -> Call:  # fmt: skip
-    """Return a tuple of the normalised data and the two moving statistics, as in inference."""
+    """Return the normalised data and the moving statistics, in inference form."""
     attrs = BatchNormAttrs(axis, epsilon, center, scale)
     return call("nn.batch_norm", data, gamma, beta, moving_mean, moving_var, attrs=attrs)
 
 
 def _others(axis: int, rank: int) -> list[int]:
-    """Return all axes but the first and that of the channels."""
+    """Return all axes except the batch and channel axes."""
     return [n for n in range(1, rank) if n != axis % rank]
 
 
 def _parameters(
     attrs: LayerNormAttrs | InstanceNormAttrs | GroupNormAttrs, inputs: Sequence[Tensor]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """(gamma, beta), None where they do not count."""
+    """Return (gamma, beta), each None where it does not apply."""
     return (inputs[1] if attrs.scale else None), (inputs[2] if attrs.center else None)
 
 
 @node("relay.attrs.LayerNormAttrs")
 class LayerNormAttrs(Attrs):
-    """The axis that is normalised."""
+    """Attributes of layer_norm: axis, epsilon, center, scale."""
 
     axis: int = -1
     epsilon: float = 1e-5
@@ -208,9 +213,7 @@ def layer_norm(
     center: bool = True,
     scale: bool = True,
 ) -> Call:
-    """Return data with each row along `axis` scaled to mean 0 and variance 1, times gamma plus
-    beta.
-    """
+    """Return layer normalisation along `axis`, times gamma plus beta."""
     return call(
         "nn.layer_norm", data, gamma, beta, attrs=LayerNormAttrs(axis, epsilon, center, scale)
     )
@@ -218,7 +221,7 @@ def layer_norm(
 
 @node("relay.attrs.RMSNormAttrs")
 class RMSNormAttrs(Attrs):
-    """The axis whose squares are averaged, and what is added to their mean."""
+    """Attributes of rms_norm: axis and epsilon."""
 
     axis: int = -1
     epsilon: float = 1e-5
@@ -254,15 +257,13 @@ register_op(
 
 
 def rms_norm(data: Expr, weight: Expr, axis: int = -1, epsilon: float = 1e-5) -> Call:
-    """Return data / sqrt(mean of squares along `axis` + epsilon) * weight, a vector for
-    that axis.
-    """
+    """Return data / sqrt(mean(data**2 along `axis`) + epsilon) * weight."""
     return call("nn.rms_norm", data, weight, attrs=RMSNormAttrs(axis, epsilon))
 
 
 @node("relay.attrs.InstanceNormAttrs")
 class InstanceNormAttrs(Attrs):
-    """The axis of channels; all axes but it and the first are normalised."""
+    """Attributes of instance_norm: channel axis, epsilon, center, scale."""
 
     axis: int = 1
     epsilon: float = 1e-5
@@ -320,9 +321,7 @@ def instance_norm(
     center: bool = True,
     scale: bool = True,
 ) -> Call:
-    """Return data with each channel of each sample at mean 0 and variance 1, times gamma
-    plus beta.
-    """
+    """Return instance normalisation per sample and channel, times gamma plus beta."""
     return call(
         "nn.instance_norm", data, gamma, beta, attrs=InstanceNormAttrs(axis, epsilon, center, scale)
     )
@@ -330,7 +329,7 @@ def instance_norm(
 
 @node("relay.attrs.GroupNormAttrs")
 class GroupNormAttrs(Attrs):
-    """How many groups the channels form."""
+    """Attributes of group_norm: number of groups, channel axis, epsilon, center, scale."""
 
     num_groups: int = 1
     axis: int = 1
@@ -359,6 +358,7 @@ def _group_norm_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 def _group_norm_reference(attrs: GroupNormAttrs, data: Array, gamma: Array, beta: Array) -> Array:
     at, groups = attrs.axis % data.ndim, attrs.num_groups
     split = data.reshape(*data.shape[:at], groups, data.shape[at] // groups, *data.shape[at + 1 :])
+    # All but the batch and the axis of groups, which stands where the channels were.
     axes = tuple(i for i in range(1, split.ndim) if i != at)
     return _affine(
         _standardize(split, axes, attrs.epsilon).reshape(data.shape), gamma, beta, at, attrs
@@ -394,7 +394,7 @@ def group_norm(
     data: Expr, gamma: Expr, beta: Expr, num_groups: int,
     axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
 ) -> Call:  # fmt: skip
-    """Return data with each group of channels at mean 0 and variance 1, times gamma plus beta.
+    """Return group normalisation, times gamma plus beta.
 
     gamma and beta are vectors of channels. One group is layer normalisation over all axes but the
     first, as many groups as channels is instance normalisation.
@@ -410,7 +410,7 @@ def group_norm(
 
 @node("relay.attrs.LRNAttrs")
 class LRNAttrs(Attrs):
-    """Window over channels, their axis, and the constants of the formula."""
+    """Attributes of lrn: window size over channels, axis, bias, alpha, beta."""
 
     size: int = 5
     axis: int = 1
@@ -440,6 +440,7 @@ def _lrn_reference(attrs: LRNAttrs, data: Array) -> Array:
         return data
     at, before = attrs.axis % data.ndim, (attrs.size - 1) // 2
     beyond = data.shape[at] - 1  # what lies farther away is not there
+    # A window wider than the channels sums all of them; padding further would only add zeros.
     width = min(before, beyond), min(attrs.size - 1 - before, beyond)
     borders = [width if i == at else (0, 0) for i in range(data.ndim)]
     squares = np.pad(np.square(data.astype(np.float64)), borders)

@@ -23,8 +23,9 @@ from ekiden.topi.nn.padding import expect_shown, pad_by_mode
 
 @node("relay.attrs.PadAttrs")
 class PadAttrs(Attrs):
-    """(before, after) per axis, which may be symbolic; mode "constant", "edge", "reflect" or
-    "wrap"."""
+    """Attributes of nn.pad: (before, after) per axis, possibly symbolic; mode "constant", "edge",
+    "reflect" or "wrap".
+    """
 
     pad_width: tuple[tuple[Dim, ...], ...] = ()
     pad_mode: str = "constant"
@@ -41,6 +42,7 @@ def _pad_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     if settings.pad_mode not in PAD_MODES:
         fail("nn.pad", f"pad_mode must be one of {', '.join(PAD_MODES)}, got {settings.pad_mode!r}")
     pairs = [as_shape(p) for p in settings.pad_width]
+    # A reflected border cannot be wider than what it reflects.
     if settings.pad_mode != "constant":
         attempt("nn.pad", expect_shown, "nn.pad", data.shape, pairs)
     shape = tuple(
@@ -82,13 +84,14 @@ def pad(
     pad_mode: str = "constant",
     dtype: str = "float32",
 ) -> Call:
-    """Return `data` with borders of a value, which is converted to the data's dtype.
+    """Pad `data` with a value converted to its dtype, or by a mode.
 
     Negative widths crop. A number as `pad_value` takes `dtype` first; a constant of one element is
     its element.
     """
     value = pad_value if isinstance(pad_value, Expr) else const(pad_value, dtype)
     if isinstance(value, Constant) and value.data.ndim and value.data.size == 1:
+        # TVM's frontends give the value as a tensor of one element.
         value = Constant(value.data.reshape(()))
     if (width := constant_of(pad_width)) is None:
         assert isinstance(pad_width, Expr)

@@ -1,4 +1,4 @@
-"""Pooling over spatial windows.
+"""Pooling operators: max, average, global and adaptive.
 
     y[.., i, ..] = max or mean over u < k of x[.., s i + d u - before, ..]
 
@@ -58,7 +58,7 @@ PoolAttrs = MaxPoolAttrs | AvgPoolAttrs
 
 
 def pool_shape(name: str, attrs: PoolAttrs, shape: Shape) -> Shape:
-    """Return the shape of a pooled tensor, in its own layout."""
+    """Infer the shape of a pooled tensor in its own layout."""
     extent = window_extent_ceil if attrs.ceil_mode else window_extent
     pooled, axes = list(shape), spatial(attrs.layout)
     count = len(axes)
@@ -93,13 +93,15 @@ def _pool_relation(
 
 
 def _windows(attrs: PoolAttrs, data: Array, fill: float | int, extents: Sequence[int]) -> Array:
-    """Return the windows of `data` as trailing axes, with `fill` outside."""
+    """Return the windows of `data` as trailing axes, padded with `fill`."""
     axes = spatial(attrs.layout)
     reach = [_reach(attrs, i) for i in range(len(axes))]
     width = [(0, 0)] * data.ndim
     for i, at in enumerate(axes):
         # The last window may reach beyond the padding, with `ceil_mode`.
         needed = (max(1, extents[i]) - 1) * attrs.strides[i] + reach[i]
+        # Behind the data as much as the last window needs, which is less than the padding if
+        # strides skip it.
         width[at] = (attrs.padding[i], max(0, needed - data.shape[at] - attrs.padding[i]))
     padded = np.pad(data, width, constant_values=fill)
     windows = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=axes)
@@ -119,7 +121,8 @@ def _extents(name: str, attrs: PoolAttrs, data: Array) -> list[int]:
 
 
 def lowest(dtype: np.dtype[Any]) -> float | int:
-    """Return the smallest value of a dtype, the maximum of no elements."""
+    """Return the lowest value of a dtype, the identity of max."""
+    # -inf for floats, the least integer otherwise: what no element is below.
     start = identity("max", str(dtype))
     assert isinstance(start, (IntImm, FloatImm))
     return start.value
@@ -135,7 +138,7 @@ def _max_reference(name: str) -> Callable[[MaxPoolAttrs, Array], Array]:
 
 def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
     def reference(attrs: AvgPoolAttrs, data: Array) -> Array:
-        """Return sums divided by how many elements of each window count.
+        """Return window sums divided by the number of counted elements.
 
         The same windows are summed over ones, of the padded extent where the padding counts.
         """
@@ -149,8 +152,11 @@ def _avg_reference(name: str) -> Callable[[AvgPoolAttrs, Array], Array]:
             for i, at in enumerate(axes):
                 width[at] = (attrs.padding[i], attrs.padding[i + half])
             counted = np.ones([d + a + b for d, (a, b) in zip(data.shape, width, strict=True)])
+            # The ones have the padding in them already.
             attrs = attrs.with_fields(padding=(0,) * len(attrs.padding))
+        # Counting is pooling of ones: both see the same windows.
         counts = _windows(attrs, counted, 0, extents).sum(trailing)
+        # A window that lies in the border alone counts no element, and is 0.
         mean = windows.sum(trailing, dtype=np.float64) / np.maximum(counts, 1)
         return np.asarray(mean).astype(data.dtype)
 
@@ -216,7 +222,7 @@ def max_pool1d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
     layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the maximum of each window over one axis."""
+    """Return 1-D max pooling."""
     attrs = MaxPool1DAttrs(
         spread(pool_size, 1), spread(strides, 1), spread(dilation, 1), sides(padding, 1),
         layout, out_layout, ceil_mode,
@@ -228,7 +234,7 @@ def max_pool2d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
     layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the maximum of each window over two axes."""
+    """Return 2-D max pooling."""
     attrs = MaxPool2DAttrs(
         spread(pool_size, 2), spread(strides, 2), spread(dilation, 2), sides(padding, 2),
         layout, out_layout, ceil_mode,
@@ -240,7 +246,7 @@ def max_pool3d(
     data: Expr, pool_size: Ints = 1, strides: Ints = 1, dilation: Ints = 1, padding: Ints = 0,
     layout: str = "NCDHW", out_layout: str = "", ceil_mode: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the maximum of each window over three axes."""
+    """Return 3-D max pooling."""
     attrs = MaxPool3DAttrs(
         spread(pool_size, 3), spread(strides, 3), spread(dilation, 3), sides(padding, 3),
         layout, out_layout, ceil_mode,
@@ -253,7 +259,7 @@ def avg_pool1d(
     layout: str = "NCW", out_layout: str = "", ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the mean of each window over one axis."""
+    """Return 1-D average pooling."""
     attrs = AvgPool1DAttrs(
         spread(pool_size, 1), spread(strides, 1), spread(dilation, 1), sides(padding, 1),
         layout, out_layout, ceil_mode,
@@ -267,7 +273,7 @@ def avg_pool2d(
     layout: str = "NCHW", out_layout: str = "", ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the mean of each window over two axes."""
+    """Return 2-D average pooling."""
     attrs = AvgPool2DAttrs(
         spread(pool_size, 2), spread(strides, 2), spread(dilation, 2), sides(padding, 2),
         layout, out_layout, ceil_mode,
@@ -281,7 +287,7 @@ def avg_pool3d(
     layout: str = "NCDHW", out_layout: str = "", ceil_mode: bool = False,
     count_include_pad: bool = False,
 ) -> Call:  # fmt: skip
-    """Return the mean of each window over three axes."""
+    """Return 3-D average pooling."""
     attrs = AvgPool3DAttrs(
         spread(pool_size, 3), spread(strides, 3), spread(dilation, 3), sides(padding, 3),
         layout, out_layout, ceil_mode,
@@ -292,7 +298,7 @@ def avg_pool3d(
 
 @node("relay.attrs.GlobalPool2DAttrs")
 class GlobalPool2DAttrs(Attrs):
-    """The layout."""
+    """Attributes of 2-D global pooling: the layout."""
 
     layout: str = "NCHW"
     out_layout: str = ""
@@ -300,7 +306,7 @@ class GlobalPool2DAttrs(Attrs):
 
 @node("relay.attrs.AdaptivePool2DAttrs")
 class AdaptivePool2DAttrs(Attrs):
-    """The extents of the result (None: those of the data), and the layout."""
+    """Attributes of 2-D adaptive pooling: output size (None: the data's) and layout."""
 
     output_size: tuple[int, ...] | None = None
     layout: str = "NCHW"
@@ -309,7 +315,7 @@ class AdaptivePool2DAttrs(Attrs):
 
 def _global_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-        """Return the data's shape with 1 for each spatial axis."""
+        """Infer the data's shape with spatial extents of 1."""
         (data,) = tensors(name, types, 1)
         layout = attrs_of(GlobalPool2DAttrs, attrs).layout
         axes = attempt(name, spatial, layout)
@@ -357,7 +363,7 @@ def _declare_global(
 
 
 def _largest(data: Array, axis: Sequence[int], keepdims: bool) -> Array:
-    """NumPy's max; of nothing it is the least number."""
+    """Return NumPy's max, or the lowest value for an empty reduction."""
     lowest_value = lowest(data.dtype)
     return np.asarray(np.max(data, axis=tuple(axis), keepdims=keepdims, initial=lowest_value))
 
@@ -367,37 +373,37 @@ _declare_global("nn.global_max_pool2d", _largest, topi.max, Precision.FOLLOW)
 
 
 def global_avg_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
-    """Return the mean of each channel; spatial extents become 1."""
+    """Return 2-D global average pooling; spatial extents become 1."""
     return call("nn.global_avg_pool2d", data, attrs=GlobalPool2DAttrs(layout, out_layout))
 
 
 def global_max_pool2d(data: Expr, layout: str = "NCHW", out_layout: str = "") -> Call:
-    """Return the maximum of each channel; spatial extents become 1."""
+    """Return 2-D global max pooling; spatial extents become 1."""
     return call("nn.global_max_pool2d", data, attrs=GlobalPool2DAttrs(layout, out_layout))
 
 
 def global_avg_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
-    """Return the mean of each channel; the spatial extent becomes 1."""
+    """Return 1-D global average pooling; the spatial extent becomes 1."""
     return _global(data, layout, out_layout, mean)
 
 
 def global_max_pool1d(data: Expr, layout: str = "NCW", out_layout: str = "") -> Call:
-    """Return the maximum of each channel; the spatial extent becomes 1."""
+    """Return 1-D global max pooling; the spatial extent becomes 1."""
     return _global(data, layout, out_layout, largest)
 
 
 def global_avg_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -> Call:
-    """Return the mean of each channel; spatial extents become 1."""
+    """Return 3-D global average pooling; spatial extents become 1."""
     return _global(data, layout, out_layout, mean)
 
 
 def global_max_pool3d(data: Expr, layout: str = "NCDHW", out_layout: str = "") -> Call:
-    """Return the maximum of each channel; spatial extents become 1."""
+    """Return 3-D global max pooling; spatial extents become 1."""
     return _global(data, layout, out_layout, largest)
 
 
 def _global(data: Expr, layout: str, out_layout: str, reduce: Callable[..., Call]) -> Call:
-    """Return a reduction of all spatial axes, in the layout of the data.
+    """Build a reduction over all spatial axes in the data's layout.
 
     Raises:
         ValueError: The result is asked for in another layout.
@@ -408,7 +414,7 @@ def _global(data: Expr, layout: str, out_layout: str, reduce: Callable[..., Call
 
 
 def adaptive_shape(attrs: AdaptivePool2DAttrs, shape: Shape) -> Shape:
-    """Return the result's shape, in the data's layout."""
+    """Infer the result shape of adaptive pooling in the data's layout."""
     result_shape: list[PrimExpr] = list(shape)
     for extent, at in zip(attrs.output_size or (), spatial(attrs.layout), strict=False):
         result_shape[at] = as_dim(extent)
@@ -435,8 +441,11 @@ def _adaptive_reference(attrs: AdaptivePool2DAttrs, data: Array) -> Array:
     pooled = data.astype(np.float64)
     for extent, at in zip(attrs.output_size or (), spatial(attrs.layout), strict=False):
         size = data.shape[at]
+        # Windows from floor(i * size / extent) to ceil((i + 1) * size / extent): they overlap where
+        # the division leaves a remainder.
         bounds = [(i * size // extent, -(-(i + 1) * size // extent)) for i in range(extent)]
         means = [np.take(pooled, range(a, b), axis=at).mean(at, keepdims=True) for a, b in bounds]
+        # Of no windows there is nothing to concatenate but an empty slice.
         pooled = np.concatenate(means or [pooled[(slice(None),) * at + (slice(0, 0),)]], axis=at)
     return pooled.astype(data.dtype)
 
@@ -462,7 +471,7 @@ register_op(
 def adaptive_avg_pool2d(
     data: Expr, output_size: Ints | None = None, layout: str = "NCHW", out_layout: str = ""
 ) -> Call:
-    """Return the mean over windows that divide the data into `output_size`."""
+    """Return 2-D adaptive average pooling to `output_size`."""
     size = None if output_size is None else spread(output_size, 2)
     return call("nn.adaptive_avg_pool2d", data, attrs=AdaptivePool2DAttrs(size, layout, out_layout))
 

@@ -1,4 +1,4 @@
-"""Layers of recurrent networks.
+"""Recurrent layers: RNN, LSTM and GRU.
 
 `lstm`, `gru` and `rnn` make a layer of plain weights: the product of all inputs with their weight
 first (nn.dense), then nn.recurrent, the loop over time.
@@ -57,8 +57,8 @@ _PACK = "nn.contrib_pack_recurrent"
 
 @node("relay.attrs.RecurrentAttrs")
 class RecurrentAttrs(Attrs):
-    """The cell: kind ("rnn", "lstm" or "gru"), the names of the tensors after data and weight (of
-    bias, initial_h, initial_c, peephole, lengths), activations with an alpha and a beta each.
+    """Attributes of nn.recurrent: the cell kind ("rnn", "lstm" or "gru"), the optional tensors that
+    follow, activations with alpha and beta.
 
     reverse: from the last step to the first. reset_first (gru): the reset multiplies the state, not
     the product. input_forget (lstm): the forget gate is 1 - input gate. clip: of what goes into
@@ -77,7 +77,7 @@ class RecurrentAttrs(Attrs):
 
     @property
     def cell(self) -> Cell:
-        """Return the same attributes as the kernel takes them."""
+        """Return the attributes as the kernel's Cell."""
         names = self.activations or DEFAULT_ACTIVATIONS[self.kind]
         alphas, betas = (
             tuple(values) + (0.0,) * (len(names) - len(values))
@@ -119,6 +119,7 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     _check(settings, len(operands))
     data, weight = operands[:2]
     rank_is(_NAME, data, 3, "data")
+    # Words of bytes have an axis of their own.
     packed = 4 if "scale" in settings.given else 3
     if len(weight.shape) not in (2, packed):
         rank = len(weight.shape)
@@ -152,6 +153,7 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     for name in INT32_INPUTS:
         if name in extras and extras[name].dtype != "int32":
             fail(_NAME, f"{name!r} must be int32, got {extras[name].dtype}")
+    # int8 weights need their scales, and their sums to correct for the zero point of the states.
     if ("scale" in extras) != ("sums" in extras) or ("scale" in extras) != (weight.dtype == "int8"):
         fail(_NAME, f"scale and sums come with a weight of int8, got {weight.dtype}")
     float_extras = [kind for name, kind in extras.items() if name not in INT32_INPUTS]
@@ -164,12 +166,13 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def _unpacked(weight: Array, gates: int, hidden: int, word_indices: Array | None) -> Array:
-    """Return a packed weight as [gates * hidden, hidden]."""
+    """Unpack a packed weight to [gates * hidden, hidden]."""
     if weight.ndim == 4:
         weight = whole_words(weight, word_indices)
         weight = weight.transpose(0, 1, 3, 2).reshape(len(weight), -1, weight.shape[2])
     panels, depth, width = weight.shape
     tiles = weight.reshape(panels, depth, gates, width // gates).transpose(2, 0, 3, 1)
+    # Panels are padded in both directions.
     return tiles.reshape(gates, -1, depth)[:, :hidden, :hidden].reshape(-1, hidden)
 
 
@@ -178,18 +181,20 @@ Multiply = Callable[[Array], Array]
 
 
 def _quantized(weight: Array, scale: Array, sums: Array) -> Multiply:
-    """Return the product for states that are quantised first, all together."""
+    """Return the product for states that are quantised together at each step."""
 
     def multiply(states: Array) -> Array:
-        """Return the product of float32 states [batch, hidden], quantised with one scale for all of
-        them.
+        """Multiply float32 states [batch, hidden], quantised with one common scale.
 
         They are rounded as ONNX DynamicQuantizeLinear does.
         """
+        # 0 is among the levels, so that it is exact.
         low, high = np.minimum(states.min(), 0), np.maximum(states.max(), 0)
         step = np.float32((high - low) / np.float32(255)) if high > low else np.float32(1)
+        # Asymmetric uint8: the zero point is the level of 0.
         zero = np.clip(np.round(-low / step), 0, 255).astype(np.int32)
         data = np.clip(np.round(states / step) + zero, 0, 255).astype(np.int32)
+        # sum(w * (q - zero)) = sum(w * q) - zero * sum(w).
         total = data @ weight.T.astype(np.int32) - zero * sums
         return np.asarray(total.astype(np.float32) * (step * scale))
 
@@ -219,7 +224,9 @@ def _reference(attrs: RecurrentAttrs, *arrays: Array) -> tuple[Array, ...]:
         x = data[at, np.arange(batch)]
         stepped = _step(cell, x, products, extras.get("bias"), state, peepholes)
         is_running = (t < lengths)[:, None]
+        # A sequence that has ended keeps its last state.
         state = {name: np.where(is_running, stepped[name], state[name]) for name in state}
+        # Steps behind the end of a sequence are 0, as ONNX has them.
         outputs[at, np.arange(batch)] = np.where(is_running, stepped["h"], 0)
     return (outputs, *(state[n] for n in ("h", "c")[: 2 if cell.kind == "lstm" else 1]))
 
@@ -232,10 +239,12 @@ def _step(
     state: Mapping[str, Array],
     peepholes: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """Return the states of all sequences after a step."""
+    """Return the states of all sequences after one time step."""
     values = {**state, **peepholes}
     inputs = np.split(x, cell.gates, axis=-1)
     for phase, gates in enumerate(cell.phases):
+        # A GRU that resets first multiplies the weight twice, the second time with the states after
+        # the reset.
         total = multiply(values["reset"] if phase else state["h"])
         products = np.split(total if bias is None else total + bias, cell.gates, axis=-1)
         values |= cell.step(
@@ -263,7 +272,7 @@ register_op(
 
 @node("relay.attrs.PackRecurrentAttrs")
 class PackRecurrentAttrs(Attrs):
-    """Gates of the cell, hidden units of a panel."""
+    """Attributes of contrib_pack_recurrent: number of gates, hidden units per panel."""
 
     gates: int = 4
     lanes: int = 16
@@ -281,10 +290,12 @@ def _pack_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 
 
 def packed_recurrent(attrs: PackRecurrentAttrs, weight: Array) -> Array:
-    """Return a recurrent weight as `contrib_pack_recurrent` packs it."""
+    """Return a recurrent weight packed as by `contrib_pack_recurrent`."""
     hidden, lanes = weight.shape[1], attrs.lanes
     panels, word = -(-hidden // lanes), WORD if weight.dtype == np.int8 else 1
+    # Words of four bytes are what a dot-product instruction takes.
     depth = -(-hidden // word) * word
+    # Rows of padding belong to no hidden unit, columns to no state.
     padded = np.zeros((attrs.gates, panels * lanes, depth), weight.dtype)
     padded[:, :hidden, :hidden] = weight.reshape(attrs.gates, hidden, hidden)
     tiles = padded.reshape(attrs.gates, panels, lanes, depth // word, word)
@@ -308,7 +319,7 @@ register_op(
 
 
 def contrib_pack_recurrent(weight: Expr, gates: int, lanes: int) -> Call:
-    """Return a recurrent weight [gates * hidden, hidden] in panels of `lanes` hidden units.
+    """Pack a recurrent weight [gates * hidden, hidden] into panels of `lanes` hidden units.
 
     The weight is float32 or int8.
     """
@@ -328,7 +339,7 @@ def recurrent(
     input_forget: bool = False,
     clip: float = 0.0,
 ) -> Call:
-    """Return the loop over time of a recurrent layer.
+    """Return a recurrent layer: the loop over time steps.
 
     See RecurrentAttrs for the other options.
 
@@ -371,11 +382,14 @@ def _layer(
     extras: Mapping[str, Expr | None],
     **options: object,
 ) -> Call:
-    """Return a layer of plain weights.
+    """Build a recurrent layer with unpacked weights.
 
     A recurrent bias that is only added is added to the projection.
     """
+    # The products with the inputs do not depend on the states: one matrix product serves all steps.
     projected = dense(data, weight_i)
+    # A GRU multiplies its reset gate with the biased product of the states: that bias cannot move
+    # out of the loop.
     loop_bias = bias_h if kind == "gru" else None
     for bias in (bias_i, None if kind == "gru" else bias_h):
         projected = projected if bias is None else add(projected, bias)
@@ -394,8 +408,8 @@ def lstm(
     peephole: Expr | None = None,
     **options: object,
 ) -> Call:
-    """Return all hidden states of an LSTM layer over [steps, batch, inputs], the last one, and the
-    last cell state.
+    """Return the hidden states, last hidden state and last cell state of an LSTM over [steps,
+    batch, inputs].
 
     Weights and biases are as PyTorch has them (gates i, f, g, o); `peephole` is [3 * hidden] for i,
     f, o. The options are those of `recurrent`.
@@ -419,7 +433,7 @@ def gru(
     lengths: Expr | None = None,
     **options: object,
 ) -> Call:
-    """Return all hidden states of a GRU layer and the last one.
+    """Return the hidden states and the last hidden state of a GRU.
 
     Gates are r, z, n as PyTorch has them.
     """
@@ -437,7 +451,7 @@ def rnn(
     lengths: Expr | None = None,
     **options: object,
 ) -> Call:
-    """Return all hidden states of a plain recurrent layer (tanh by default) and the last one."""
+    """Return the hidden states and the last hidden state of a simple RNN (tanh by default)."""
     extras = {"initial_h": initial_h, "lengths": lengths}
     return _layer("rnn", data, weight_i, weight_h, bias_i, bias_h, extras, **options)
 

@@ -1,4 +1,4 @@
-"""Blocks of pixels as channels or batches, mirrored borders, adaptive pooling, losses.
+"""Space-to-depth and space-to-batch, mirror padding, adaptive pooling, L2 normalisation, losses.
 
     depth_to_space   [n, c b b, h, w] -> [n, c, h b, w b]: with DCR a pixel's place in its block
                      stands before the channel in the depth, with CRD behind it
@@ -29,7 +29,7 @@ from ekiden.topi.dimensions import Dim, Dims, as_attr
 
 @node("relay.attrs.SubPixelAttrs")
 class SubPixelAttrs(Attrs):
-    """The side of a block, the layout, and where its position stands in the channels."""
+    """Attributes of depth_to_space and space_to_depth: block size, layout, mode."""
 
     block_size: int = 1
     layout: str = "NCHW"
@@ -38,7 +38,7 @@ class SubPixelAttrs(Attrs):
 
 @node("relay.attrs.SpaceToBatchNDAttrs")
 class SpaceToBatchNDAttrs(Attrs):
-    """The extents of a block, and (before, after) padding of every axis."""
+    """Attributes of space_to_batch_nd: block shape, (before, after) paddings, pad value."""
 
     block_shape: tuple[int, ...] = ()
     paddings: tuple[Dims, ...] = ()
@@ -47,7 +47,7 @@ class SpaceToBatchNDAttrs(Attrs):
 
 @node("relay.attrs.BatchToSpaceNDAttrs")
 class BatchToSpaceNDAttrs(Attrs):
-    """The extents of a block, and (before, after) what is cut of every axis."""
+    """Attributes of batch_to_space_nd: block shape, (before, after) crops."""
 
     block_shape: tuple[int, ...] = ()
     crops: tuple[Dims, ...] = ()
@@ -55,7 +55,7 @@ class BatchToSpaceNDAttrs(Attrs):
 
 @node("relay.attrs.DilateAttrs")
 class DilateAttrs(Attrs):
-    """The distance of elements along every axis, and what is between."""
+    """Attributes of dilate: strides per axis and the fill value."""
 
     strides: tuple[int, ...] = ()
     dilation_value: float = 0.0
@@ -63,14 +63,14 @@ class DilateAttrs(Attrs):
 
 @node("relay.attrs.FIFOBufferAttrs")
 class FIFOBufferAttrs(Attrs):
-    """The axis that moves."""
+    """Attributes of fifo_buffer: the axis."""
 
     axis: int = 0
 
 
 @node("relay.attrs.MirrorPadAttrs")
 class MirrorPadAttrs(Attrs):
-    """Whether the edge is repeated, and (before, after) widths of every axis."""
+    """Attributes of mirror_pad: mode ("SYMMETRIC" repeats the edge) and pad widths."""
 
     mode: str = "SYMMETRIC"
     pad_width: tuple[Dims, ...] = ()
@@ -78,7 +78,7 @@ class MirrorPadAttrs(Attrs):
 
 @node("relay.attrs.L2NormalizeAttrs")
 class L2NormalizeAttrs(Attrs):
-    """The smallest square of a length, and the axes."""
+    """Attributes of l2_normalize: epsilon and axes."""
 
     eps: float = 1e-10
     axis: tuple[int, ...] | None = None
@@ -86,7 +86,7 @@ class L2NormalizeAttrs(Attrs):
 
 @node("relay.attrs.AdaptivePool1DAttrs")
 class AdaptivePool1DAttrs(Attrs):
-    """The extent of the result and the layout."""
+    """Attributes of 1-D adaptive pooling: output size and layout."""
 
     output_size: Dims = (1,)
     layout: str = "NCW"
@@ -95,7 +95,7 @@ class AdaptivePool1DAttrs(Attrs):
 
 @node("relay.attrs.AdaptiveMaxPool2DAttrs")
 class AdaptiveMaxPool2DAttrs(Attrs):
-    """The extents of the result and the layout."""
+    """Attributes of adaptive_max_pool2d: output size and layout."""
 
     output_size: Dims = (1, 1)
     layout: str = "NCHW"
@@ -104,7 +104,7 @@ class AdaptiveMaxPool2DAttrs(Attrs):
 
 @node("relay.attrs.AdaptivePool3DAttrs")
 class AdaptivePool3DAttrs(Attrs):
-    """The extents of the result and the layout."""
+    """Attributes of 3-D adaptive pooling: output size and layout."""
 
     output_size: Dims = (1, 1, 1)
     layout: str = "NCDHW"
@@ -113,7 +113,7 @@ class AdaptivePool3DAttrs(Attrs):
 
 @node("relay.attrs.UpSampling3DAttrs")
 class UpSampling3DAttrs(Attrs):
-    """Factors, layout, method and coordinate mode."""
+    """Attributes of upsampling3d: factors, layout, method, coordinate transformation."""
 
     scale_d: float = 1.0
     scale_h: float = 1.0
@@ -125,7 +125,7 @@ class UpSampling3DAttrs(Attrs):
 
 @node("relay.attrs.NLLLossAttrs")
 class NLLLossAttrs(Attrs):
-    """The reduction ("none", "sum", "mean"), and the target that does not count."""
+    """Attributes of nll_loss: reduction ("none", "sum", "mean") and ignore_index."""
 
     reduction: str = "mean"
     ignore_index: int = -100
@@ -278,12 +278,12 @@ declare(
 
 
 def depth_to_space(data: Expr, block_size: int, layout: str = "NCHW", mode: str = "DCR") -> Call:
-    """Return channels as blocks of pixels."""
+    """Rearrange channels into blocks of pixels."""
     return call("nn.depth_to_space", data, attrs=SubPixelAttrs(block_size, layout, mode))
 
 
 def space_to_depth(data: Expr, block_size: int, layout: str = "NCHW") -> Call:
-    """Return blocks of pixels as channels."""
+    """Rearrange blocks of pixels into channels."""
     return call("nn.space_to_depth", data, attrs=SubPixelAttrs(block_size, layout))
 
 
@@ -297,7 +297,7 @@ def space_to_batch_nd(
     paddings: Sequence[Sequence[Dim]],
     pad_value: float = 0,
 ) -> Call:
-    """Return padded axes cut into blocks whose positions become batches."""
+    """Pad spatial axes, and move block positions into the batch."""
     attrs = SpaceToBatchNDAttrs(tuple(block_shape), _pairs(paddings), float(pad_value))
     return call("nn.space_to_batch_nd", data, attrs=attrs)
 
@@ -305,30 +305,28 @@ def space_to_batch_nd(
 def batch_to_space_nd(
     data: Expr, block_shape: Sequence[int], crops: Sequence[Sequence[Dim]]
 ) -> Call:
-    """Return batches as positions in blocks, then cropped."""
+    """Move block positions from the batch back into space, and crop."""
     attrs = BatchToSpaceNDAttrs(tuple(block_shape), _pairs(crops))
     return call("nn.batch_to_space_nd", data, attrs=attrs)
 
 
 def dilate(data: Expr, strides: Sequence[int], dilation_value: float = 0.0) -> Call:
-    """Return elements `strides` apart, with a value between them."""
+    """Insert `strides - 1` fill values between neighbouring elements."""
     return call("nn.dilate", data, attrs=DilateAttrs(tuple(strides), dilation_value))
 
 
 def fifo_buffer(data: Expr, buffer: Expr, axis: int) -> Call:
-    """Return a buffer moved along an axis to take in `data` at its end."""
+    """Shift a FIFO buffer along an axis, and append `data`."""
     return call("nn.fifo_buffer", data, buffer, attrs=FIFOBufferAttrs(axis))
 
 
 def mirror_pad(data: Expr, pad_width: Sequence[Sequence[Dim]], mode: str = "SYMMETRIC") -> Call:
-    """Return `data` with mirrored borders."""
+    """Pad `data` by mirroring its borders."""
     return call("nn.mirror_pad", data, attrs=MirrorPadAttrs(mode, _pairs(pad_width)))
 
 
 def l2_normalize(data: Expr, eps: float, axis: Sequence[int] | None = None) -> Call:
-    """Return `data` divided by the root of the sum of squares along axes, at least the
-    root of eps.
-    """
+    """Divide `data` by its L2 norm along axes, bounded below by sqrt(eps)."""
     attrs = L2NormalizeAttrs(eps, None if axis is None else tuple(axis))
     return call("nn.l2_normalize", data, attrs=attrs)
 
@@ -345,31 +343,31 @@ def _size(output_size: Size, rank: int) -> Dims:
 
 
 def adaptive_avg_pool1d(data: Expr, output_size: Size = None, layout: str = "NCW") -> Call:
-    """Return the mean of windows that divide one axis."""
+    """Return 1-D adaptive average pooling."""
     attrs = AdaptivePool1DAttrs(_size(output_size, 1), layout)
     return call("nn.adaptive_avg_pool1d", data, attrs=attrs)
 
 
 def adaptive_max_pool1d(data: Expr, output_size: Size = None, layout: str = "NCW") -> Call:
-    """Return the maximum of windows that divide one axis."""
+    """Return 1-D adaptive max pooling."""
     attrs = AdaptivePool1DAttrs(_size(output_size, 1), layout)
     return call("nn.adaptive_max_pool1d", data, attrs=attrs)
 
 
 def adaptive_max_pool2d(data: Expr, output_size: Size = None, layout: str = "NCHW") -> Call:
-    """Return the maximum of windows that divide two axes."""
+    """Return 2-D adaptive max pooling."""
     attrs = AdaptiveMaxPool2DAttrs(_size(output_size, 2), layout)
     return call("nn.adaptive_max_pool2d", data, attrs=attrs)
 
 
 def adaptive_avg_pool3d(data: Expr, output_size: Size = None, layout: str = "NCDHW") -> Call:
-    """Return the mean of windows that divide three axes."""
+    """Return 3-D adaptive average pooling."""
     attrs = AdaptivePool3DAttrs(_size(output_size, 3), layout)
     return call("nn.adaptive_avg_pool3d", data, attrs=attrs)
 
 
 def adaptive_max_pool3d(data: Expr, output_size: Size = None, layout: str = "NCDHW") -> Call:
-    """Return the maximum of windows that divide three axes."""
+    """Return 3-D adaptive max pooling."""
     attrs = AdaptivePool3DAttrs(_size(output_size, 3), layout)
     return call("nn.adaptive_max_pool3d", data, attrs=attrs)
 
@@ -381,18 +379,18 @@ def nll_loss(
     reduction: str = "mean",
     ignore_index: int = -100,
 ) -> Call:
-    """Return the negative log-likelihood of targets under log-probabilities, weighted by class."""
+    """Return the negative log-likelihood loss of log-probabilities, weighted by class."""
     attrs = NLLLossAttrs(reduction, ignore_index)
     return call("nn.nll_loss", predictions, targets, weights, attrs=attrs)
 
 
 def cross_entropy(predictions: Expr, targets: Expr) -> Call:
-    """Return -sum(targets * log(predictions)) / batch."""
+    """Return the cross entropy -sum(targets * log(predictions)) / batch."""
     return call("nn.cross_entropy", predictions, targets)
 
 
 def cross_entropy_with_logits(predictions: Expr, targets: Expr) -> Call:
-    """Return -sum(targets * predictions) / batch, for log-probabilities."""
+    """Return the cross entropy -sum(targets * predictions) / batch of log-probabilities."""
     return call("nn.cross_entropy_with_logits", predictions, targets)
 
 

@@ -1,4 +1,4 @@
-"""Products and sums with matrices of few elements, in compressed rows or blocks of them.
+"""Sparse matrix operators (CSR and BSR).
 
     CSR: data[nnz], indices[nnz], indptr[rows + 1]    row r has indices[indptr[r] : indptr[r + 1]]
     BSR: data[nnz, br, bc]                            the same, of blocks
@@ -23,32 +23,31 @@ from ekiden.relay.op._inventory import declare
 
 @node("relay.attrs.SparseDenseAttrs")
 class SparseDenseAttrs(Attrs):
-    """Whether the first factor is the sparse one."""
+    """Attributes of sparse_dense: whether the left operand is the sparse one."""
 
     sparse_lhs: bool = False
 
 
 @node("relay.attrs.SparseTransposeAttrs")
 class SparseTransposeAttrs(Attrs):
-    """Nothing."""
+    """Attributes of sparse_transpose (none)."""
 
 
 @node("relay.attrs.SparseAddAttrs")
 class SparseAddAttrs(Attrs):
-    """Nothing."""
+    """Attributes of sparse_add (none)."""
 
 
 @node("relay.attrs.SparseConv2DAttrs")
 class SparseConv2DAttrs(Attrs):
-    """The layout of the data, and the extent of the window: 1, or 3 over data that are channels
-    last."""
+    """Attributes of sparse_conv2d: data layout, and kernel size 1, or 3 for channels-last data."""
 
     layout: str = "NHWC"
     kernel_size: int | tuple[int, ...] = 1
 
 
 class Matrix(Protocol):
-    """A sparse matrix as SciPy has it: CSR or BSR."""
+    """Sparse matrix in SciPy's form, CSR or BSR."""
 
     data: object
     indices: object
@@ -81,10 +80,11 @@ declare("nn.sparse_conv2d", ("dense_data", *_PARTS),
 
 
 def _as_exprs(matrix: Matrix | Sequence[Expr]) -> tuple[Expr, Expr, Expr]:
-    """Return (data, indices, indptr) as expressions."""
+    """Return the matrix's (data, indices, indptr) as expressions."""
     if isinstance(matrix, Sequence):
         data, indices, indptr = matrix
         return data, indices, indptr
+    # SciPy's names for CSR and BSR.
     arrays = (matrix.data, matrix.indices, matrix.indptr)
     data, indices, indptr = (Constant(array) for array in arrays)  # type: ignore[arg-type]
     return data, indices, indptr
@@ -106,12 +106,12 @@ def sparse_dense(
 
 
 def sparse_transpose(x: Matrix | Sequence[Expr]) -> TupleWrapper:
-    """Return (data, indices, indptr) of the transpose of a square matrix in compressed rows."""
+    """Return (data, indices, indptr) of the transpose of a square CSR matrix."""
     return TupleWrapper(call("nn.sparse_transpose", *_as_exprs(x), attrs=SparseTransposeAttrs()), 3)
 
 
 def sparse_add(dense_mat: Expr, sparse_mat: Matrix | Sequence[Expr]) -> Call:
-    """Return a dense matrix plus a sparse one in compressed rows."""
+    """Return the sum of a dense and a CSR matrix."""
     return call("nn.sparse_add", dense_mat, *_as_exprs(sparse_mat), attrs=SparseAddAttrs())
 
 
@@ -121,7 +121,7 @@ def sparse_conv2d(
     layout: str = "NHWC",
     kernel_size: int | tuple[int, ...] = 1,
 ) -> Call:
-    """Return the convolution with a sparse weight, a matrix [channels, in_channels].
+    """Return a convolution with a sparse weight [channels, in_channels].
 
     For windows of 3 the weight is [channels, 3 * 3 * in_channels], in which the channels of one tap
     are neighbours; data is NHWC.

@@ -1,4 +1,4 @@
-"""Convolutions over other than two axes; deformable convolution; correlation.
+"""3-D and transposed convolutions, deformable convolution, correlation.
 
 A deformable convolution (Dai et al. 2017) reads x at the places of its window plus an offset that
 is data, by bilinear interpolation; at the border as `border` says, as TVM and ONNX differ there.
@@ -41,7 +41,9 @@ from ekiden.topi.nn.weights import conv_transpose_weight_shape, conv_weight_shap
 
 @node("relay.attrs.CorrelationAttrs")
 class CorrelationAttrs(WindowAttrs):
-    """The extent of patches, how far they move, in what steps, and what is compared."""
+    """Attributes of correlation: kernel size, maximum displacement, strides, padding,
+    comparison.
+    """
 
     kernel_size: int = 1
     max_displacement: int = 1
@@ -61,6 +63,7 @@ def _conv3d_plain(attrs: Conv3DAttrs, inputs: Sequence[Tensor]) -> Tensor:
     out, _, *window = conv_weight_shape(
         weight.shape, attrs.kernel_layout, attrs.channels, attrs.groups
     )
+    # Declared by its computation: what the attributes promise is checked with the shapes.
     check_weight(attrs, out, window)
     return topi.nn.conv(
         data, weight, attrs.strides, attrs.padding, attrs.dilation, attrs.groups, attrs.data_layout,
@@ -101,6 +104,7 @@ def _deformable(
     computations: dict[tuple[str, ...], Callable[..., Tensor]] = {
         ("NCHW", "OIHW", "NCHW"): topi.nn.deformable_conv2d_nchw
     }
+    # Only the NCHW kernel has factors for taps.
     if mask is None:
         computations["NHWC", "HWIO", "NHWC"] = topi.nn.deformable_conv2d_nhwc
     compute = by_layout(layouts, computations)
@@ -206,7 +210,8 @@ def conv3d(
     out_layout: str = "",
     out_dtype: str = "",
 ) -> Call:
-    """Return a convolution over three axes."""
+    """Return a 3-D convolution."""
+    # The order of weights that goes with the layout of the data.
     layout = kernel_layout or ("OIDHW" if data_layout == "NCDHW" else "DHWIO")
     attrs = Conv3DAttrs(
         spread(strides, 3), sides(padding, 3), spread(dilation, 3), groups, channels,
@@ -230,7 +235,7 @@ def conv1d_transpose(
     output_padding: Ints = (0,),
     out_dtype: str = "",
 ) -> Call:
-    """Return a transposed convolution over one axis."""
+    """Return a 1-D transposed convolution."""
     attrs = Conv1DTransposeAttrs(
         spread(strides, 1), sides(padding, 1), spread(dilation, 1), groups, channels,
         window_size(kernel_size, 1), data_layout, kernel_layout, out_layout, out_dtype,
@@ -254,7 +259,7 @@ def conv3d_transpose(
     output_padding: Ints = (0, 0, 0),
     out_dtype: str = "",
 ) -> Call:
-    """Return a transposed convolution over three axes."""
+    """Return a 3-D transposed convolution."""
     attrs = Conv3DTransposeAttrs(
         spread(strides, 3), sides(padding, 3), spread(dilation, 3), groups, channels,
         window_size(kernel_size, 3), data_layout, kernel_layout, out_layout, out_dtype,
@@ -281,7 +286,7 @@ def deformable_conv2d(
     mask: Expr | None = None,
     border: str = "inside",
 ) -> Call:
-    """Return a convolution whose taps are moved by offsets and sampled between pixels.
+    """Return a deformable convolution: taps are displaced by offsets and sampled bilinearly.
 
     With `mask`, each tap is multiplied by a factor (NCHW alone; TVM has none). `border` is "inside"
     or "zeros"; see DeformableConv2DAttrs.
@@ -307,7 +312,7 @@ def correlation(
     is_multiply: bool,
     layout: str = "NCHW",
 ) -> Call:
-    """Return how patches of one image match those of another, displaced."""
+    """Return the correlation of patches of two images over displacements (FlowNet)."""
     attrs = CorrelationAttrs(
         kernel_size, max_displacement, stride1, stride2, sides(padding, 2), is_multiply, layout
     )

@@ -1,4 +1,4 @@
-"""3x3 convolutions by Winograd's method, and the weights they take."""
+"""Winograd convolution F(2x2, 3x3) and F(4x4, 3x3), and its weight transform."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CONV = "nn.contrib_conv2d_winograd_without_weight_transform"
 
 @node("relay.attrs.WinogradWeightAttrs")
 class WinogradWeightAttrs(Attrs):
-    """The side of an output tile (2 or 4), and the width of a panel of output channels."""
+    """Attributes of the Winograd weight transform: output tile size (2 or 4), panel width."""
 
     tile_size: int = 4
     tile: int = 16
@@ -36,7 +36,9 @@ class WinogradWeightAttrs(Attrs):
 
 @node("relay.attrs.WinogradAttrs")
 class WinogradAttrs(WindowAttrs):
-    """The side of an output tile, the number of output channels, (top, left, bottom, right)."""
+    """Attributes of the Winograd convolution: output tile size, channels, padding (top, left,
+    bottom, right).
+    """
 
     tile_size: int = 4
     channels: int = 0
@@ -50,6 +52,7 @@ def _check_size(name: str, size: int) -> int:
             "attribute 'tile_size' must be one of "
             f"{', '.join(map(str, INTERPOLATION_POINTS))}, got {size}",
         )
+    # F(m, 3) multiplies (m + 2)^2 transformed elements for m^2 results.
     return (size + WINOGRAD_TAPS - 1) ** 2
 
 
@@ -63,6 +66,7 @@ def _weight_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     out, channels = weight.shape[:2]
     panels = tidy(ceil_div(out, settings.tile))
     if weight.dtype == "int8":
+        # int16 products are summed in pairs (pmaddwd): input channels are filled up to whole pairs.
         words = tidy(ceil_div(channels, CHANNELS_PER_STEP))
         paired = (as_dim(products), panels, words, as_dim(settings.tile), as_dim(CHANNELS_PER_STEP))
         return TensorType(paired, "int16")
@@ -129,14 +133,14 @@ register_op(
 
 
 def contrib_conv2d_winograd_weight_transform(weight: Expr, tile_size: int, tile: int) -> Call:
-    """Return a constant OIHW weight in the form that the operator below takes."""
+    """Transform a constant OIHW weight to the Winograd domain."""
     return call(_WEIGHT, weight, attrs=WinogradWeightAttrs(tile_size, tile))
 
 
 def contrib_conv2d_winograd_without_weight_transform(
     data: Expr, weight: Expr, tile_size: int, channels: int, padding: tuple[int, int, int, int]
 ) -> Call:
-    """Return a 3x3 convolution of NHWC data with a transformed weight."""
+    """Return a 3x3 convolution of NHWC data with a Winograd-transformed weight."""
     return call(_CONV, data, weight, attrs=WinogradAttrs(tile_size, channels, padding))
 
 

@@ -1,4 +1,4 @@
-"""The operators of the dialect, by TVM's names and signatures."""
+"""QNN operators by TVM's names and signatures."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Which device each value of a program is on: unification of device domains.
+"""Device placement by unification: the device domain of every Relay expression.
 
 A value has a domain: that of a tensor, of data and of a reference is one place; that of a tuple has
 a domain for each field, that of a function one for each parameter and one for the result. What must
@@ -89,7 +89,7 @@ result is on the host, but for functions among these, which are where their call
 
 
 class Domains:
-    """Domains of all expressions of a module whose types are known.
+    """Device domains of all expressions of a typed module, as in TVM's `DeviceDomains`.
 
     `refuses` tells the operators that devices have no code for, so that they run on the host.
     """
@@ -128,6 +128,8 @@ class Domains:
             self._mark(expr)
         for call, slot in self._slots.items():
             unify(self.of(call.args[0]), slot)
+        # A planned module contains explicit copies, so domains are determined by forward
+        # propagation alone.
         if self._is_planned:
             # copies say where the arguments of kernels are: from there on forward
             self._flow(every)
@@ -140,11 +142,13 @@ class Domains:
             self._flow_results(functions)
             entry = next((d for g, d in self._globals.items() if g.name_hint == "main"), None)
             self._pin_control(every, entry)
+            # Kernel calls come last: control values must be pinned to the host before kernels pull
+            # them to a device.
             self._flow(workers)
         self._decide(functions.values())
 
     def host_reasons(self) -> dict[HostReason, dict[str, None]]:
-        """Return the operators with a call on the host, by why they are there."""
+        """Return the operators with at least one call on the host, grouped by the reason for it."""
         reasons: dict[HostReason, dict[str, None]] = {}
         for order in self.orders.values():
             for expr in order:
@@ -175,7 +179,10 @@ class Domains:
         return HostReason.DEFAULT if self.default == HOST.where else HostReason.PLACED
 
     def _bind_variables(self, every: Sequence[RelayExpr]) -> None:
-        """Unify the domains of all values of a type variable that cannot be copied."""
+        """Unify the domains of all values of a type variable whose instances cannot be copied
+        (functions, references).
+        """
+        # Only function and reference instances matter: tensors can be copied between devices.
         bound = bound_variables(every)
         one = {variable: DeviceDomain() for variable in bound}
         every = [*self.orders, *every]
@@ -189,7 +196,7 @@ class Domains:
     def _bind_type_variables(
         domain: Domain, kind: Type, one: Mapping[TypeVar, DeviceDomain]
     ) -> None:
-        """Unify the components of one value whose types have such a variable."""
+        """Unify the components of one value whose types mention such a type variable."""
         stack = [(domain, kind)]
         while stack:
             at, of = stack.pop()
@@ -203,9 +210,10 @@ class Domains:
                         unify(at, one[type_var], always=True)
 
     def of(self, expr: RelayExpr) -> Domain:
-        """Return the domain of an expression; a constant is on the host, and each use gets a new
-        one.
+        """Return the domain of an expression; a constant is on the host, and every use of it gets a
+        new domain.
         """
+        # A constant is materialised on each device that reads it, so its uses are never unified.
         if isinstance(expr, Constant):
             return DeviceDomain(HOST.where)
         if isinstance(expr, GlobalVar) and expr in self._globals:
@@ -218,19 +226,20 @@ class Domains:
         return self._of[expr]
 
     def where(self, leaf: DeviceDomain) -> DeviceMemory:
-        """Return the location of a first-order domain."""
+        """Return the location of a leaf domain, the default location where it is unconstrained."""
         return leaf.root().where or self.default
 
     def worker(self, call: Call) -> Device:
-        """Return the device on which a call of a kernel runs."""
+        """Return the device that runs a kernel call."""
         return self.where(self._worker_domain(call)).device
 
     def each(self, domain: Domain) -> tuple[DeviceMemory, ...]:
-        """Return the locations of a domain."""
+        """Return the locations of all leaves of a domain."""
         return tuple(map(self.where, leaf_domains(domain)))
 
     def around(self, expr: RelayExpr) -> DeviceMemory | None:
-        """Return the location of an expression; of a write that of the reference.
+        """Return the location of an expression as its operands see it; that of the reference for a
+        write.
 
         None for a `let`, whose own location says nothing of what it binds, and for several
         locations.
@@ -244,8 +253,8 @@ class Domains:
         return self.only(self.of(expr.ref if isinstance(expr, RefWrite) else expr))
 
     def only(self, domain: Domain) -> DeviceMemory | None:
-        """Return the single location of a value, of a function that of its result; None for
-        several.
+        """Return the single location of a value (for a function, of its result), or None where its
+        leaves differ.
         """
         if isinstance(domain, CompositeDomain) and domain.is_function:
             return self.only(domain.items[-1])
@@ -253,7 +262,7 @@ class Domains:
         return locations.pop() if len(locations) == 1 else None
 
     def said(self, domain: Domain, kind: Type, functions: bool = False) -> object:
-        """Return the location of a value of a type in the form of function attributes.
+        """Return a value's location as a function attribute: a virtual device, or a tuple of them.
 
         That is a virtual device, or a tuple of such; None for functions unless they are asked for,
         as their results say it.
@@ -268,14 +277,14 @@ class Domains:
         return location.virtual_device() if location else None
 
     def used(self) -> list[DeviceMemory]:
-        """Return all locations in use, each once, the host first."""
+        """Return all locations in use without duplicates, the host first."""
         every = [*self._globals.values(), *self._of.values()]
         locations = dict.fromkeys(d for domain in every for d in self.each(domain))
         return sorted(locations.keys() | {HOST.where}, key=lambda d: (d != HOST.where, d))
 
     def uses(self, expr: RelayExpr) -> list[Domain | None]:
-        """Return the domain in which an expression needs each of its children; None for what is not
-        moved.
+        """Return the domain that an expression requires of each child; None for children that are
+        not copied.
         """
         match expr:
             case Call():
@@ -306,7 +315,9 @@ class Domains:
                 return [None] * len(children(expr))
 
     def is_worker(self, expr: RelayExpr) -> bool:
-        """Return whether an expression calls a kernel, which takes constants where it runs."""
+        """Return whether an expression calls a kernel, which takes constants on the device where it
+        runs.
+        """
         if not isinstance(expr, Call):
             return False
         if isinstance(expr.op, Op):
@@ -331,6 +342,7 @@ class Domains:
             ):
                 put(item, where)
             put(result, function.attr(RESULT_PLACE))
+            # PlanDevices omits the attributes of functions that are entirely on the host.
             if self._is_planned and not param_marks and function.attr(RESULT_PLACE) is None:
                 for item in domain.items:
                     if not (isinstance(item, CompositeDomain) and item.is_function):
@@ -350,13 +362,17 @@ class Domains:
         self._mark_value(function.body)
 
     def _mark_value(self, value: RelayExpr) -> None:
-        """Put what a function returns or a variable holds where it is computed."""
+        """Constrain the value that a function returns or a variable holds to the device of its
+        annotation.
+        """
         mark = value.attrs if isinstance(value, Call) else None
         if isinstance(value, Call) and isinstance(mark, OnDeviceAttrs) and mark.constrain_body:
             put(self._result(value), mark.virtual_device)
 
     def _declare_inside(self, expr: RelayExpr) -> None:
-        """Declare the domains of functions, by which they may call themselves."""
+        """Declare the domain of a function value before its body is visited, for recursive
+        calls.
+        """
         value = expr.value if isinstance(expr, Let) else expr
         if not isinstance(value, Function) or is_atom(value):
             return
@@ -365,7 +381,7 @@ class Domains:
             self._of[expr.var] = domain
 
     def _mark(self, expr: RelayExpr) -> None:
-        """Apply the program's marks, before anything flows."""
+        """Apply the `on_device` and `device_copy` annotations of an expression."""
         if isinstance(expr, Function) and not is_atom(expr):
             self._mark_result(expr)
         elif isinstance(expr, Let):
@@ -401,18 +417,20 @@ class Domains:
         if is_atom(expr) or isinstance(expr, Constant):
             return
         for child, where in zip(children(expr), self.uses(expr), strict=True):
+            # The host domain is a sentinel for "read on the host"; unifying with it would move the
+            # producer there.
             if where is not None and where is not self._host and not isinstance(child, Constant):
                 unify(self.of(child), where)
 
     # Values of the host
 
     def _pin(self, call: Call) -> None:
-        """Put what a function of the host gives on the host."""
+        """Pin the results of a host function to the host."""
         for leaf in leaf_domains(self.of(call)):
             leaf.pin()
 
     def _refuse(self, workers: Sequence[Call], refuses: Callable[[Call], bool]) -> None:
-        """Put calls on the host that devices have no code for, and that no mark has placed."""
+        """Pin unannotated calls to the host for which the device has no code."""
         for call in workers:
             worker = self._worker_domain(call).root()
             if worker.where is None and isinstance(call.op, Op) and refuses(call):
@@ -420,7 +438,9 @@ class Domains:
                 self._refused.add(call)
 
     def _pin_control(self, every: Sequence[RelayExpr], entry: CompositeDomain | None) -> None:
-        """Put control values on the host (host_values). A mark passes on what it marks."""
+        """Pin control values (conditions, sizes, offsets) to the host. A mark passes on what it
+        marks.
+        """
         steps = [
             Step(
                 tuple(leaf_domains(self.of(call))),
@@ -444,7 +464,7 @@ class Domains:
         return leaf_domains(self.of(expr))
 
     def _host_needs(self, expr: RelayExpr) -> Iterator[DeviceDomain]:
-        """Yield the domains of what an expression needs on the host."""
+        """Yield the domains of the operands that an expression reads on the host."""
         if is_atom(expr) or isinstance(expr, Constant):
             return
         for child, where in zip(children(expr), self.uses(expr), strict=True):
@@ -458,7 +478,7 @@ class Domains:
                     yield from leaf_domains(item) if need is self._host else ()
 
     def _connect_inside(self, expr: RelayExpr) -> None:
-        """Unify an expression's domain with those of children that are not moved.
+        """Unify the domain of an expression with those of the children that it aliases.
 
         These are never apart, so this comes before all marks.
         """
@@ -503,7 +523,7 @@ class Domains:
                     stack.extend((inner_pattern, where) for inner_pattern in inner)
 
     def _arguments(self, call: Call) -> Sequence[Domain | None]:
-        """Return the domains in which a call needs its arguments."""
+        """Return the domains that a call requires of its arguments."""
         n = len(call.args)
         if isinstance(call.attrs, (OnDeviceAttrs, DeviceCopyAttrs)):
             return [None]  # the value goes on from here to where it is used
@@ -537,14 +557,14 @@ class Domains:
         return [self._worker_domain(call)] * n
 
     def _worker_domain(self, call: Call) -> DeviceDomain:
-        """Return the one domain of a call's arguments and results."""
+        """Return the domain that a call's arguments and results share."""
         if call not in self._workers:
             self._workers[call] = DeviceDomain()
             unify(self.of(call), self._workers[call], always=True)
         return self._workers[call]
 
     def _sources(self, call: Call, attrs: BindDimsAttrs) -> Domain | None:
-        """Return the domain of the sources of dimensions: the host for those whose elements are
+        """Return the domain of a `bind_dims` call's sources: the host for those whose elements are
         read.
         """
         sources = self.of(call.args[1])
@@ -563,7 +583,8 @@ class Domains:
     # What nothing says
 
     def _decide(self, functions: Iterable[Function]) -> None:
-        """Put results of functions on the default device, and parameters with the result.
+        """Place unconstrained function results on the default device, and parameters with their
+        result.
 
         What a mark leaves open stays where it was computed.
         """
@@ -583,6 +604,8 @@ class Domains:
             leaf.where = leaf.where or self.default
         beside = set(self.each(domain.items[-1]))
         is_pinned = any(result_leaf.is_pinned for result_leaf in leaf_domains(domain.items[-1]))
+        # Parameters follow the result, unless it was pinned: a pinned scalar must not pull tensors
+        # to the host.
         where = beside.pop() if len(beside) == 1 and not is_pinned else self.default
         for param in domain.items[:-1]:
             for leaf in leaf_domains(param):
@@ -590,17 +613,17 @@ class Domains:
 
 
 def is_primitive(op: RelayExpr) -> bool:
-    """Return whether the callee is a fused function."""
+    """Return whether the callee is a primitive (fused) function."""
     return isinstance(op, Function) and is_atom(op)
 
 
 def engine_of(call: Call) -> str:
-    """Return the name of the external compiler that a call's function is for; "" for none."""
+    """Return the name of the external compiler of a call's function, or "" for none."""
     return str(call.op.attr("Compiler") or "") if isinstance(call.op, Function) else ""
 
 
 def reads_only_shapes(op: RelayExpr) -> bool:
-    """Return whether the callee is a fused function of one operator that reads shapes and no
+    """Return whether the callee is a fused function of one operator that reads shapes, not
     elements.
     """
     body = op.body if isinstance(op, Function) and is_primitive(op) else None
@@ -608,13 +631,13 @@ def reads_only_shapes(op: RelayExpr) -> bool:
 
 
 def _result_of(domain: Domain, kind: Type) -> Domain:
-    """Return the domain of a function's result, else the domain itself."""
+    """Return the domain of a function's result; for any other type the domain itself."""
     is_function = isinstance(kind, FuncType) and isinstance(domain, CompositeDomain)
     return domain.items[-1] if is_function and isinstance(domain, CompositeDomain) else domain
 
 
 def elements_read(attrs: BindDimsAttrs, kinds: Sequence[Type]) -> list[bool]:
-    """Return for each source of dimensions whether its elements are read, not the shape alone."""
+    """Return for each source of dimensions whether its elements are read, not only its shape."""
     if not attrs.operator:
         return [True] * len(kinds)
     rule = OPS[attrs.operator].dims

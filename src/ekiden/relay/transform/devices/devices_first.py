@@ -1,4 +1,4 @@
-"""Queue what devices compute before the host waits for what comes back from them.
+"""Schedule device kernels before host work that waits for results, so that queues stay filled.
 
     let %a = f(%x); let %h = device_copy(%a, opencl(0), cpu(0)); let %b = g(%x); h(%h)
 ->  let %a = f(%x); let %b = g(%x); let %h = device_copy(%a, opencl(0), cpu(0)); h(%h)
@@ -31,17 +31,18 @@ __all__ = ["DevicesFirst"]
 
 
 def DevicesFirst() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that issues device work before the host waits for its results."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Reorder a module in A-normal form that is typed."""
+        """Reorder the bindings of a typed module in A-normal form."""
         kinds = {device.device_type for device in device_table(module)}
+        # Host-only programs run in program order; reordering would only cost compile time.
         if kinds == {HOST.device_type}:
             return module
         domains = Domains(module)
 
         def reorder(chain: Chain, is_function_body: bool) -> Chain:
-            """Reorder the runs of movable bindings of a chain."""
+            """Reorder the runs of effect-free bindings of a let chain."""
             chain.bindings = _reordered(chain.bindings, domains)
             return chain
 
@@ -65,7 +66,7 @@ def _reordered(bindings: Sequence[Binding], domains: Domains) -> list[Binding]:
 
 
 def _scheduled(run: Sequence[Binding], domains: Domains) -> list[Binding]:
-    """Order bindings without effects so that none stands before what it uses."""
+    """Schedule effect-free bindings topologically, device work first (list scheduling)."""
     positions = {variable: at for at, (variable, _) in enumerate(run)}
     users: list[list[int]] = [[] for _ in run]
     waits = [0] * len(run)
@@ -76,7 +77,7 @@ def _scheduled(run: Sequence[Binding], domains: Domains) -> list[Binding]:
     ready: list[tuple[bool, int]] = []
 
     def add(at: int) -> None:
-        """Add a binding that waits for nothing more: device work before the rest."""
+        """Push a binding whose operands are all scheduled; device work has priority."""
         # The position breaks ties, so the order is stable (Kahn's algorithm with a priority queue).
         heappush(ready, (not _is_of_device(run[at][1], domains), at))
 
@@ -99,7 +100,7 @@ def _variables(value: RelayExpr) -> set[Var]:
 
 
 def _is_of_device(value: RelayExpr, domains: Domains) -> bool:
-    """Return whether a value is queued on a device, or copied to one."""
+    """Return whether a value is queued on a device or copied to one."""
     if not isinstance(value, Call):
         return False
     if isinstance(value.attrs, DeviceCopyAttrs):

@@ -1,4 +1,5 @@
-"""Decide which device each value is on, and copy values that are used on another.
+"""Device placement: assign each value to a device, and insert copies where a value is used on
+another.
 
     def @main(%a, %b) { %0 = on_device(nn.relu(%a), virtual_device=cpu(1)); add(%0, %b) }
 ->  def @main(%a {virtual_device=cpu(1)}, %b {virtual_device=cpu(0)}, virtual_device=cpu(0)) {
@@ -62,14 +63,14 @@ _SELF_LOCATED = Var, GlobalVar, Op, Constructor, Function
 
 
 def device_table(module: IRModule) -> tuple[VirtualDevice, ...]:
-    """Return the devices of a planned module; of another, the host."""
+    """Return the devices of a planned module; only the host for an unplanned one."""
     devices = module.attrs.get(DEVICE_TABLE, (HOST,))
     assert isinstance(devices, tuple)
     return devices
 
 
 class _Planner:
-    """Planner that rewrites the functions of one module."""
+    """Rewriter that inserts device copies and annotations into the functions of one module."""
 
     def __init__(self, domains: Domains, marks: bool) -> None:
         self.domains = domains
@@ -79,8 +80,8 @@ class _Planner:
         """(value, from, to) -> its copy, which all uses share."""
 
     def plan(self, function: Function) -> Function:
-        """Rewrite a global function with its copies and the locations of its parameters
-        and result.
+        """Rewrite a global function with copies, and attach the locations of its parameters and
+        result.
         """
         for expr in self.domains.orders[function]:
             self._new[expr] = self._rewritten(expr)
@@ -110,7 +111,7 @@ class _Planner:
         return rewritten
 
     def _placed_children(self, expr: RelayExpr) -> list[RelayExpr]:
-        """Return the children of an expression where it needs them."""
+        """Return the rewritten children of an expression, copied to where it requires them."""
         takes_constants = self.domains.is_worker(expr)
         around = self.domains.around(expr)
         placed: list[RelayExpr] = []
@@ -126,7 +127,7 @@ class _Planner:
         return placed
 
     def _with_mark(self, value: RelayExpr, location: DeviceMemory | None) -> RelayExpr:
-        """Return a value with a mark of its location; itself if it needs none, as a variable."""
+        """Wrap a value in `on_device`, unless it needs no annotation (variables, functions)."""
         is_marked = isinstance(value, Call) and isinstance(value.attrs, OnDeviceAttrs)
         if not self.marks or location is None or is_marked or isinstance(value, _SELF_LOCATED):
             return value
@@ -136,14 +137,14 @@ class _Planner:
         return marked
 
     def _at(self, child: RelayExpr, where: Domain) -> RelayExpr:
-        """Return the value of a child in the domain where it is needed."""
+        """Return the rewritten child, copied to the required domain."""
         value = self._new.get(child, child)
         if isinstance(child, Constant):
             infer_here(child)
         return self._move(value, child.checked_type, self.domains.of(child), where)
 
     def _move(self, value: RelayExpr, kind: Type, source: Domain, destination: Domain) -> RelayExpr:
-        """Return a value of one domain as one of another."""
+        """Convert a value from one domain to another, by a copy where their locations differ."""
         if isinstance(source, DeviceDomain) and isinstance(destination, DeviceDomain):
             if self.domains.where(source) == self.domains.where(destination):
                 return value
@@ -154,12 +155,14 @@ class _Planner:
             return value
         # The None separates the two lists of locations, whose lengths may differ.
         key = value, *self.domains.each(source), None, *self.domains.each(destination)
+        # Copies are shared by all users of a (value, source, destination) triple: one transfer per
+        # device.
         if key not in self._moved:
             self._moved[key] = self._copied(value, kind, source, destination)
         return self._moved[key]
 
     def _agree(self, source: Domain, destination: Domain) -> bool:
-        """Return whether two domains are on the same devices, component by component."""
+        """Return whether two domains have the same locations, leaf by leaf."""
         if isinstance(source, DeviceDomain) and isinstance(destination, DeviceDomain):
             return self.domains.where(source) == self.domains.where(destination)
         pairs = zip(_components(source, destination), _components(destination, source), strict=True)
@@ -190,6 +193,7 @@ class _Planner:
             )
         assert isinstance(source_domain, DeviceDomain) and isinstance(target_domain, DeviceDomain)
         source, target = self.domains.where(source_domain), self.domains.where(target_domain)
+        # Two copies of a mutable cell would diverge.
         if isinstance(kind, RelayRefType):
             where = f" ({value.span})" if value.span else ""
             raise CompileError(
@@ -208,7 +212,10 @@ class _Planner:
         source_items: tuple[Domain, ...],
         target_items: tuple[Domain, ...],
     ) -> RelayExpr:
-        """Return `fn (%x) { copy(value(copy(%x))) }`."""
+        """Emit an adapter `fn (%x) { copy(value(copy(%x))) }` for a function value on another
+        device.
+        """
+        # Code is present on all devices; only arguments and results are transferred.
         params = tuple(Var("x", arg_type) for arg_type in kind.arg_types)
         for param, param_type in zip(params, kind.arg_types, strict=True):
             param.set_checked_type(param_type)
@@ -223,7 +230,7 @@ class _Planner:
         return wrapper
 
     def _with_places(self, function: Function, domain: CompositeDomain) -> Function:
-        """Return a function with the locations of its domain as attributes."""
+        """Attach the locations of a function's parameters and result as attributes."""
         pairs = zip(domain.items, _kinds(function), strict=True)
         *params, result = (self.domains.said(at, of, self.marks) for at, of in pairs)
         plain = function.without_attr(PARAM_PLACES).without_attr(RESULT_PLACE)
@@ -238,7 +245,7 @@ def _kinds(function: Function) -> list[Type]:
 
 
 def _components(domain: Domain, like: Domain) -> tuple[Domain, ...]:
-    """Return the components of a domain; of a single one, as many as the other has."""
+    """Return the components of a domain; a leaf is repeated to the arity of the other domain."""
     if isinstance(domain, CompositeDomain):
         return domain.items
     assert isinstance(like, CompositeDomain)
@@ -252,7 +259,7 @@ def _field(value: RelayExpr, index: int) -> RelayExpr:
 
 
 def _with_children(expr: RelayExpr, new_children: list[RelayExpr]) -> RelayExpr:
-    """Rebuild an expression with other children.
+    """Rebuild an expression with replaced children.
 
     A variable that a pattern binds and a clause returns may be two of them.
     """
@@ -269,7 +276,7 @@ def _with_children(expr: RelayExpr, new_children: list[RelayExpr]) -> RelayExpr:
 
 
 def _results(expr: Match, new_children: list[RelayExpr]) -> list[RelayExpr]:
-    """Return the children of a match that its clauses return."""
+    """Return the rewritten right-hand sides of a match's clauses."""
     results, at = [], 0
     for clause in expr.clauses:
         at += len(pattern_vars(clause.lhs)) + 1
@@ -278,8 +285,8 @@ def _results(expr: Match, new_children: list[RelayExpr]) -> list[RelayExpr]:
 
 
 def named_devices(module: IRModule) -> Iterator[VirtualDevice]:
-    """Yield the devices that a module names: in marks, copies and attributes of functions, or in
-    its table.
+    """Yield the virtual devices that a module mentions in annotations, copies, function attributes
+    or its table.
     """
     yield from _flat(module.attrs.get(DEVICE_TABLE, ()))
     for function in module.functions.values():
@@ -296,7 +303,7 @@ def named_devices(module: IRModule) -> Iterator[VirtualDevice]:
 
 
 def _flat(attribute: object) -> Iterator[VirtualDevice]:
-    """Yield the virtual devices in the attributes of a function."""
+    """Yield the virtual devices in a nested tuple of function attributes."""
     if isinstance(attribute, tuple):
         for item in attribute:
             yield from _flat(item)
@@ -305,7 +312,7 @@ def _flat(attribute: object) -> Iterator[VirtualDevice]:
 
 
 def _names_devices(module: IRModule) -> bool:
-    """Return whether something in a module is about devices."""
+    """Return whether a module mentions any device."""
     return any(True for _ in named_devices(module))
 
 
@@ -315,7 +322,7 @@ def PlanDevices(  # noqa: N802
     marks: bool = True,
     refuses: Callable[[Call], bool] | None = None,
 ) -> Pass:
-    """Return the pass described at the top of this file.
+    """Return a pass that assigns values to devices and inserts device copies (TVM's PlanDevices).
 
     Without `marks`, the pass raises CompileError for devices that no code can be made for, and for
     others than those of a `config`.
@@ -330,7 +337,7 @@ def PlanDevices(  # noqa: N802
     chosen = config or CompilationConfig()
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Plan a module, unless all of it is on the host.
+        """Plan a module, unless everything is on the host.
 
         Without marks the devices are written to the module's attribute, which the next run reads.
         """
@@ -358,13 +365,14 @@ def PlanDevices(  # noqa: N802
 
 
 def _table(domains: Domains, config: CompilationConfig | None) -> tuple[VirtualDevice, ...]:
-    """Return the devices of a program.
+    """Return the devices that a program uses, and check that each is supported and configured.
 
     Raises:
         CompileError: For a device that there is no code for, or that the program is not compiled
         for.
     """
     devices = tuple(location.virtual_device() for location in domains.used())
+    # Reported here, with the program at hand, rather than by the run that lacks the device.
     for device in devices:
         check_supported(device)
         configured = [] if config is None else [d.device for d in config.devices]
@@ -384,7 +392,7 @@ def _table(domains: Domains, config: CompilationConfig | None) -> tuple[VirtualD
 def recover_virtual_device_map(
     module: IRModule, function: Function
 ) -> dict[RelayExpr, VirtualDevice]:
-    """Return the location of each expression of a function of a planned module.
+    """Return the virtual device of each expression of a function of a planned module.
 
     Values on several devices, as some tuples are, and operators, which are everywhere, are left
     out.

@@ -1,5 +1,5 @@
-"""Domains of devices and their unification: a union-find node for each value that is in one place,
-composites of them for tuples and functions (`device_domains` says what is unified).
+"""Device domains and their unification: union-find nodes for single values, composites for tuples
+and functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ekiden.target.virtual_device import HOST, DeviceMemory, VirtualDevice
 
 @dataclass(eq=False, slots=True)
 class DeviceDomain(UnionFindNode):
-    """Domain of one device; the location once it is known."""
+    """Domain of a first-order value: one device, once it is known."""
 
     where: DeviceMemory | None = None
     is_pinned: bool = False
@@ -27,14 +27,14 @@ class DeviceDomain(UnionFindNode):
     """Whether a pinned value goes into it."""
 
     def pin(self) -> None:
-        """Put it on the host, if it is nowhere yet, without what it is used with."""
+        """Pin an unconstrained domain to the host without constraining its users."""
         if self.where is None:
             self.where, self.is_pinned = HOST.where, True
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CompositeDomain:
-    """Domains of a tuple's fields; or of a function's parameters, then its result."""
+    """Domains of the fields of a tuple, or of a function's parameters followed by its result."""
 
     items: tuple[Domain, ...]
     is_function: bool = False
@@ -44,7 +44,7 @@ Domain = DeviceDomain | CompositeDomain
 
 
 def domain_of(kind: Type) -> Domain:
-    """Return a new domain for values of a type."""
+    """Return a fresh, unconstrained domain for values of a type."""
     if isinstance(kind, TupleType):
         return CompositeDomain(tuple(map(domain_of, kind.fields)))
     if isinstance(kind, FuncType):
@@ -55,7 +55,7 @@ def domain_of(kind: Type) -> Domain:
 
 
 def leaf_domains(domain: Domain) -> Iterator[DeviceDomain]:
-    """Yield the first-order domains of a domain."""
+    """Yield the leaves (first-order domains) of a domain, left to right."""
     stack = [domain]
     while stack:
         at = stack.pop()
@@ -66,9 +66,8 @@ def leaf_domains(domain: Domain) -> Iterator[DeviceDomain]:
 
 
 def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
-    """Join the places of two domains, but for those that are on two devices, and pinned ones with
-    others; these too where the values are `always` the same. A tuple or function in one place has
-    all its parts there.
+    """Unify two domains leaf by leaf; leaves on different devices, or of which one is pinned, stay
+    apart unless `always`. A tuple or function in one place has all its parts there.
     """
     stack = [(a, b)]
     while stack:
@@ -78,6 +77,8 @@ def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
         elif isinstance(lhs, CompositeDomain) and isinstance(rhs, CompositeDomain):
             stack.extend(reversed(list(zip(lhs.items, rhs.items, strict=True))))
         else:
+            # A leaf against a composite constrains all components to one device, as for fields of a
+            # data type.
             composite, leaf = (lhs, rhs) if isinstance(lhs, CompositeDomain) else (rhs, lhs)
             assert isinstance(composite, CompositeDomain)
             stack.extend((item, leaf) for item in reversed(composite.items))
@@ -86,6 +87,8 @@ def unify(a: Domain, b: Domain, *, always: bool = False) -> None:
 def _union(a: DeviceDomain, b: DeviceDomain, always: bool) -> None:
     if a is b:
         return
+    # A pinned host scalar is copied to the device that reads it; unification would drag the reader
+    # to the host.
     if not always and a.is_pinned != b.is_pinned:
         reader = b if a.is_pinned else a
         reader.reads_pinned = True
@@ -105,8 +108,8 @@ def _union(a: DeviceDomain, b: DeviceDomain, always: bool) -> None:
 
 
 def put(domain: Domain, where: object) -> None:
-    """Put what has no device yet on that of a mark, of a function its result. A mark is a virtual
-    device, or a tuple of marks.
+    """Constrain the unconstrained leaves of a domain to annotated devices; for a function, those of
+    its result. A mark is a virtual device, or a tuple of marks.
     """
     stack = [(domain, where)]
     while stack:

@@ -1,4 +1,5 @@
-"""Conversion of values between a program and its lifted form: arguments, results and gradients.
+"""Conversion between plain values and lifted ones (tensors paired with adjoint cells) for
+reverse-mode differentiation.
 
     LIFT       Tree[A]  -> Tree_grad[A']      every float tensor gets an empty cell
     PLAIN      Tree'    -> Tree               cells are left out
@@ -43,7 +44,7 @@ from ekiden.runtime.errors import DifferentiationError
 
 
 class Conversion(Enum):
-    """Kind of conversion; the value begins the names of its functions."""
+    """Kind of conversion; its value is the prefix of the generated functions' names."""
 
     LIFT = "lift"
     PLAIN = "plain"
@@ -55,7 +56,9 @@ Functions = Mapping[TypeVar, Var]
 
 
 class Converter:
-    """Converter of values of one module, with the functions that it generates."""
+    """Converter between plain and lifted values of one module, with the conversion functions it
+    generates.
+    """
 
     def __init__(self, types: LiftedTypes, used_names: set[str]) -> None:
         self.types = types
@@ -65,7 +68,9 @@ class Converter:
         self._tensor_holders = self._find_tensor_holders()
 
     def _find_tensor_holders(self) -> set[Type]:
-        """Return the data types that contain tensors, apart from their type parameters."""
+        """Return the data types with tensor fields, apart from those of type parameters (a fixed
+        point).
+        """
         holders: set[Type] = set()
         before = -1
         # Data types may refer to one another: repeat until nothing is added.
@@ -81,7 +86,7 @@ class Converter:
     def convert(
         self, how: Conversion, value: RelayExpr, kind: Type, what: str, functions: Functions
     ) -> RelayExpr:
-        """Return a value of a program's type `kind`, or its lifted form, converted.
+        """Convert a value of a program type, or its lifted form, as the kind of conversion says.
 
         `what` names the value in errors. Raises DifferentiationError for functions and references.
         """
@@ -107,6 +112,7 @@ class Converter:
 
     def _stays(self, how: Conversion, kind: Type) -> bool:
         components = type_post_order(kind)
+        # The caller's converters decide about type variables, so nothing is known here.
         if any(isinstance(t, TypeVar) for t in components):
             return False
         if how is Conversion.GRADIENTS:
@@ -121,6 +127,7 @@ class Converter:
             return Tuple((value, new_cell(self.types, kind)))
         if how is Conversion.PLAIN:
             return TupleGetItem(value, 0)
+        # Integer tensors carry no adjoint; their gradient is zero by convention.
         if not is_float(kind):
             return op.zeros_like(value)
         plain = TupleGetItem(value, 0)
@@ -131,14 +138,14 @@ class Converter:
         return self.types.definitions.get(header)
 
     def _source_and_result(self, how: Conversion, kind: Type) -> tuple[Type, Type]:
-        """(type of what is converted, type of what it becomes)"""
+        """Return (source type, result type) of a conversion."""
         lifted = self.types.lift(kind)
         return (kind, lifted) if how is Conversion.LIFT else (lifted, kind)
 
     def _function_of(
         self, how: Conversion, kind: Type, what: str, functions: Functions
     ) -> RelayExpr:
-        """Return the converter of values of a type argument."""
+        """Return the conversion function for values of a type argument."""
         if isinstance(kind, TypeVar):
             return functions[kind]
         sources = {v: f.type_annotation.arg_types[0] for v, f in functions.items()
@@ -151,7 +158,9 @@ class Converter:
         return Function((param,), body, substitute_type(result, results))
 
     def _converter_of(self, how: Conversion, header: GlobalTypeVar, what: str) -> GlobalVar:
-        """Return the function that converts values of a data type."""
+        """Return the global function that converts values of an algebraic data type; generate it on
+        first use.
+        """
         key = how, header
         if key not in self.names:
             name = free_name(f"{how.value}_{header.name_hint}", self.taken)

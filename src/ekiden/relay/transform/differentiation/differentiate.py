@@ -1,4 +1,4 @@
-"""`gradient`: the function that computes a result and its gradients.
+"""`gradient`: reverse-mode automatic differentiation of a Relay function.
 
     fn (%x: T, %y: U) -> R   ->   fn (%x: T, %y: U) -> (R, (T, U))
 
@@ -91,8 +91,9 @@ def gradient(
 
 
 def _differentiate(function: Function, module: IRModule, mode: str) -> tuple[Function, IRModule]:
-    """Return (the gradient, what it needs beside the module)."""
+    """Return (gradient function, helper functions and types that are not in the module yet)."""
     rules = _Rules(module)
+    # Without recursion, closures and references the program is a plain graph.
     flat = flatten(function, module)
     # A graph needs no tape: its gradient is again a graph that fuses and plans its memory.
     if flat is not None and is_graph(flat.body, rules.is_kernel):
@@ -106,7 +107,9 @@ def _differentiate(function: Function, module: IRModule, mode: str) -> tuple[Fun
 
 
 def _typed(function: Function, module: IRModule, beside: IRModule) -> tuple[Function, IRModule]:
-    """Infer the types of a function and of what it needs beside the module."""
+    """Infer the types of a gradient function and of its helper functions, which are not in the
+    module yet.
+    """
     used_names = {g.name_hint for g in (*module.functions, *beside.functions)}
     name = GlobalVar(free_name("gradient of this", used_names))
     functions: dict[GlobalVar | str, BaseFunc] = {name: function}
@@ -121,7 +124,7 @@ def _typed(function: Function, module: IRModule, beside: IRModule) -> tuple[Func
 
 
 class _Rules:
-    """The gradients of operators, and of the loop programs of a module."""
+    """Gradient rules of operators and of a module's loop programs."""
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
@@ -133,7 +136,9 @@ class _Rules:
         )
 
     def __call__(self, call: Call) -> Gradient | None:
-        """Return the gradient of what is called, None where it has none."""
+        """Return the gradient rule of a call's operator or loop program, or None where it
+        has none.
+        """
         if isinstance(call.attrs, CallLoweredAttrs):
             return self._of_loops(call.attrs.func, call.attrs.func.name)
         if isinstance(call.op, Op):
@@ -147,6 +152,7 @@ class _Rules:
         named = (func.attrs or {}).get(PRIM_FUNC_GRADIENT)
         if named is None:
             return None
+        # The attribute is text from the user's program, so it may name a missing function.
         if str(named) not in self.module:
             raise DifferentiationError(
                 f"gradient: the gradient of the loop program @{name} is @{named}, which the "
@@ -155,8 +161,9 @@ class _Rules:
         callee = self.module.get_global_var(str(named))
 
         def rule(call: Call, grad: RelayExpr) -> Sequence[RelayExpr | None]:
-            """Call the named function on arguments and gradients of results; it returns one
-            gradient for each float argument."""
+            """Call the named gradient function on the arguments and output gradients; it returns
+            one gradient per float argument.
+            """
             is_lowered = isinstance(call.attrs, CallLoweredAttrs)
             args = call.args[0].fields if is_lowered else call.args  # type: ignore[attr-defined]
             grads = grad.fields if isinstance(grad, Tuple) else (grad,)
@@ -185,6 +192,8 @@ _PREPARED = Sequential(
 def _lifted(function: Function, module: IRModule, rules: _Rules) -> tuple[Function, IRModule]:
     used_names = {g.name_hint for g in module.functions}
     own = GlobalVar(free_name("gradient of this", used_names))
+    # Eta expansion removes constructors used as values; defusion exposes the operators that have
+    # rules.
     typed = _PREPARED(module.with_function(own, function))
     root = typed[own]
     assert isinstance(root, Function)
@@ -205,7 +214,7 @@ def _lifted(function: Function, module: IRModule, rules: _Rules) -> tuple[Functi
 
 
 def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
-    """Return the functions of Relay that a function calls, also by others."""
+    """Return the Relay functions that a function calls, transitively."""
     reached: dict[GlobalVar, None] = {}
     work = [root]
     while work:
@@ -220,9 +229,7 @@ def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
 
 
 def _around(function: Function, lifted: Function, converter: Converter) -> Function:
-    """Return the function of plain values that runs a lifted one forward, and then its
-    tape back.
-    """
+    """Wrap a lifted function: lift the arguments, run it forward, then run its tape backward."""
     types = converter.types
     params = tuple(Var(p.name_hint, p.checked_type, span=p.span) for p in function.params)
     whats = [f"parameter %{p.name_hint}" for p in params]
@@ -248,14 +255,16 @@ def _around(function: Function, lifted: Function, converter: Converter) -> Funct
 
 
 def _run(tape: Var) -> RelayExpr:
-    """Run the tape. As a tail call, so that each back-propagator is freed once it has run."""
+    """Run the tape, the composed back-propagator, and empty it. As a tail call, so that each
+    back-propagator is freed once it has run.
+    """
     run = Var("run", STEP)
     stop = Function((), Tuple(()), UNIT)
     return build_lets([(run, RefRead(tape)), (Var("_"), RefWrite(tape, stop))], Call(run, ()))
 
 
 def _seed(result: RelayExpr, kind: Type, types: LiftedTypes) -> list[Binding]:
-    """Ones for the gradient of the result, or of the first of several."""
+    """Return the bindings that seed the adjoint of the (first) result with ones."""
     while isinstance(kind, TupleType) and kind.fields:
         result, kind = TupleGetItem(result, 0), kind.fields[0]
     if not isinstance(kind, TensorType):
@@ -274,5 +283,5 @@ def _first_order_gradient(module: IRModule, context: PassContext) -> IRModule:
 
 
 def FirstOrderGradient() -> Pass:  # noqa: N802
-    """Return the pass that gives every function of a module its gradients (see `gradient`)."""
+    """Return a pass that replaces every function by its first-order gradient (see `gradient`)."""
     return _first_order_gradient

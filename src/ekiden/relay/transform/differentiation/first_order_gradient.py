@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation of graphs: operators, tuples and If.
+"""First-order reverse-mode differentiation of dataflow graphs: operators, tuples and If.
 
     fn (%x, %y) { multiply(%x, %y) }
 ->  fn (%x, %y) { (multiply(%x, %y), (multiply(ones_like(..), %y), multiply(ones_like(..), %x))) }
@@ -78,8 +78,8 @@ Rules = Callable[[Call], Gradient | None]
 
 
 def is_graph(expr: RelayExpr, is_kernel: Callable[[RelayExpr], bool]) -> bool:
-    """Return whether an expression is made of operators, tuples and If alone, so that it can be
-    differentiated as a graph. `is_kernel` tells what else than an operator has a rule.
+    """Return whether an expression consists of operators, tuples and If alone, so that it is
+    differentiable as a graph. `is_kernel` tells what else than an operator has a rule.
     """
     return all(
         isinstance(e, _GRAPH_NODES)
@@ -94,8 +94,8 @@ _GRAPH_NODES = (Op, Var, Constant, Tuple, TupleGetItem, If)
 
 
 def flatten(function: Function, module: IRModule) -> Function | None:
-    """Return the function with the functions that it calls inlined, as far as they are known, and
-    without lets, with checked types; None where that is no graph or would be out of proportion.
+    """Inline all known callees and lets into one typed graph; return None where that is impossible
+    or exceeds the growth limit.
     """
     name = GlobalVar(free_name("gradient of this", {g.name_hint for g in module.functions}))
     combined = _reachable_module(name, module.with_function(name, function))
@@ -113,7 +113,7 @@ def flatten(function: Function, module: IRModule) -> Function | None:
 
 
 def _reachable_module(root: GlobalVar, module: IRModule) -> IRModule:
-    """Return the module with what a function calls alone."""
+    """Return the module restricted to the functions reachable from a root."""
     unused = set(CallGraph(module).unreachable((root.name_hint,)))
     return module.with_functions({g: f for g, f in module.functions.items() if g not in unused})
 
@@ -122,7 +122,7 @@ _NON_GRAPH_NODES = (Match, Constructor, RefCreate, RefRead, RefWrite)
 
 
 def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
-    """Return whether a module's functions can be inlined into the one that calls all others.
+    """Return whether all functions of a module can be inlined into its root.
 
     None may be recursive or use data types and references, and the result must be of a size in
     proportion.
@@ -133,6 +133,7 @@ def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
         for name, function in module.functions.items()
         if isinstance(function, Function)
     }
+    # A recursive function has no finite inlining; matches and references are no dataflow.
     if graph.cycles() or any(isinstance(e, _NON_GRAPH_NODES) for o in orders.values() for e in o):
         return False
     sizes: dict[GlobalVar, int] = {}
@@ -144,11 +145,12 @@ def _is_inlinable(root: GlobalVar, module: IRModule) -> bool:
 
 
 def _is_proportionate(root: RelayExpr) -> bool:
-    """Return whether an expression stays of a size in proportion once function values are
+    """Return whether an expression stays within the growth limit once function values are
     applied.
     """
     order = post_order(root, into_functions=True)
     sizes: dict[RelayExpr, int] = {}
+    # Post-order: the sizes of inner functions are known before the outer ones that apply them.
     for function in [e for e in order if isinstance(e, Function)]:
         sizes[function] = _applied_size(function.body, sizes)
     return _applied_size(root, sizes) <= MAX_GROWTH * len(order) + FREE_NODES
@@ -160,7 +162,7 @@ def _applied_size(root: RelayExpr, sizes: Mapping[RelayExpr, int]) -> int:
 
 
 def differentiate_graph(flat: Function, rules: Rules) -> Function:
-    """Return the function (params) -> (result, (gradient of each parameter,)), untyped."""
+    """Build the untyped function (params) -> (result, (gradient of each parameter,))."""
     seed = seed_of(flat.body, flat.body.checked_type)
     param_grads = graph_gradients(flat.body, flat.params, seed, rules)
     grads = [
@@ -171,7 +173,7 @@ def differentiate_graph(flat: Function, rules: Rules) -> Function:
 
 
 def _flattened(function: Function) -> Function | None:
-    """Flatten a function to a graph without lets and without calls of function values.
+    """Beta-reduce calls of function values and inline lets, up to a fixed point.
 
     Returns:
         None where that would be out of proportion.
@@ -195,7 +197,7 @@ def _flattened(function: Function) -> Function | None:
 
 
 def seed_of(expr: RelayExpr, kind: Type) -> Grad:
-    """Ones for the result, or for the first of several."""
+    """Return the seed gradient: ones for the result, or for the first field of a tuple."""
     if isinstance(kind, TupleType) and kind.fields:
         no_grads: list[Grad | None] = [None] * (len(kind.fields) - 1)
         return [seed_of(_field(expr, 0), kind.fields[0]), *no_grads]
@@ -205,17 +207,17 @@ def seed_of(expr: RelayExpr, kind: Type) -> Grad:
 
 
 class _Adjoints:
-    """Gradients that have reached each expression so far."""
+    """Accumulated gradient of each expression."""
 
     def __init__(self) -> None:
         self._grads: dict[RelayExpr, Grad] = {}
 
     def add(self, expr: RelayExpr, grad: Grad) -> None:
-        """Let a gradient flow to an expression."""
+        """Accumulate a gradient into the adjoint of an expression."""
         self._grads[expr] = _sum(self._grads.get(expr), grad)
 
     def get(self, expr: RelayExpr) -> Grad | None:
-        """Return the sum of what flowed there, None for nothing."""
+        """Return the accumulated adjoint of an expression, or None where no gradient reached it."""
         return self._grads.get(expr)
 
 
@@ -224,6 +226,7 @@ def _sum(a: Grad | None, b: Grad | None) -> Grad:
         single = b if a is None else a
         assert single is not None
         return single
+    # Tuples are summed field by field, so that fields without a gradient stay None.
     if isinstance(a, RelayExpr) and isinstance(b, RelayExpr) and not isinstance(a, Tuple):
         return op.add(a, b)
     fields_a, fields_b = _fields(a), _fields(b)
@@ -241,7 +244,7 @@ def _fields(grad: Grad) -> Sequence[Grad | None]:
 
 
 def _materialize(grad: Grad | None, expr: RelayExpr, kind: Type) -> RelayExpr:
-    """Return a gradient as an expression: zeros where nothing flowed."""
+    """Return a gradient as an expression, with zeros where none arrived."""
     if isinstance(kind, TupleType) and not isinstance(grad, RelayExpr):
         field_grads = grad if grad is not None else [None] * len(kind.fields)
         return Tuple(
@@ -265,8 +268,8 @@ def _field(expr: RelayExpr, index: int) -> RelayExpr:
 def graph_gradients(
     body: RelayExpr, wanted: Sequence[RelayExpr], seed: Grad, rules: Rules
 ) -> list[RelayExpr | None]:
-    """Return the gradients of a graph's result with respect to some of its leaves, None where
-    nothing flows. `seed` is the gradient of the result.
+    """Return the gradients of a graph's result with respect to given leaves; None where no path
+    leads to a leaf. `seed` is the gradient of the result.
 
     Raises DifferentiationError for an expression without a gradient.
     """
@@ -274,7 +277,7 @@ def graph_gradients(
 
 
 class _Sweep:
-    """One walk backwards over a graph."""
+    """Reverse sweep (backward pass) over a graph."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -282,7 +285,7 @@ class _Sweep:
     def gradients(
         self, body: RelayExpr, wanted: Sequence[RelayExpr], seed: Grad
     ) -> list[RelayExpr | None]:
-        """Return the gradients of some leaves."""
+        """Return the gradients of the given leaves."""
         scope = find_scopes(body)[0]
         adjoints = _Adjoints()
         adjoints.add(body, seed)
@@ -295,7 +298,7 @@ class _Sweep:
         return [None if g is None else _materialize(g, x, x.checked_type) for x, g in leaf_grads]
 
     def _push(self, expr: RelayExpr, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
-        """Hand the gradient of an expression to what it is made of."""
+        """Propagate the gradient of an expression to its operands."""
         match expr:
             case Tuple(fields=fields):
                 for field, field_grad in zip(fields, _fields(grad), strict=True):
@@ -331,11 +334,12 @@ class _Sweep:
             ) from error
         assert len(arg_grads) == len(call.args), f"{callee_text(call)}: one gradient per argument"
         for arg, arg_grad in zip(call.args, arg_grads, strict=True):
+            # Gradients of constants have no reader.
             if arg_grad is not None and not isinstance(arg, Constant):
                 adjoints.add(arg, arg_grad)
 
     def _push_if(self, expr: If, grad: Grad, scope: Scope, adjoints: _Adjoints) -> None:
-        """Push the gradients of what either branch uses, by a second If."""
+        """Propagate a gradient through an If by a second If over the gradients of its branches."""
         branches = scope.inner[expr]
         captured = dict.fromkeys(leaf for branch in branches for leaf in _captured(branch))
         leaves = [leaf for leaf in captured if _is_differentiable(leaf.checked_type)]
@@ -355,7 +359,9 @@ class _Sweep:
         leaves: Sequence[RelayExpr],
         grad: Grad,
     ) -> RelayExpr:
-        """(gradient of each leaf,) through one branch, whose values are computed again."""
+        """Return the tuple of leaf gradients through one branch, whose forward values are
+        recomputed.
+        """
         params = {leaf: _stand_in(leaf, i) for i, leaf in enumerate(captured)}
         body = _copy(branch, params)
         leaf_grads = self.gradients(body, [params[leaf] for leaf in leaves], grad)
@@ -365,7 +371,7 @@ class _Sweep:
 
 
 def callee_text(call: Call) -> str:
-    """Return what a call calls, as messages name it."""
+    """Return the description of a callee for error messages."""
     if isinstance(call.op, Op):
         return f"operator {call.op.name!r}"
     return f"the loop program @{getattr(call.op, 'name_hint', '')}"
@@ -378,7 +384,9 @@ def _advice(call: Call) -> str:
 
 
 def place_text(expr: RelayExpr) -> str:
-    """Return where an expression comes from, in brackets, nothing where that is not known."""
+    """Return the source location of an expression in brackets for error messages, or "" where
+    unknown.
+    """
     span = getattr(expr, "span", None)
     return f" ({span})" if span else ""
 
@@ -390,7 +398,7 @@ def _stand_in(leaf: RelayExpr, number: int) -> Var:
 
 
 def _nodes_of_scope(branch: Scope) -> list[RelayExpr]:
-    """Return the expressions of a scope and of those inside of it, operands first."""
+    """Return the expressions of a scope and of its nested scopes in post-order."""
     ordered: dict[RelayExpr, None] = {}
     stack: list[tuple[Scope, int]] = [(branch, 0)]
     while stack:
@@ -409,7 +417,7 @@ def _nodes_of_scope(branch: Scope) -> list[RelayExpr]:
 
 
 def _captured(branch: Scope) -> list[RelayExpr]:
-    """Return what a branch uses of outside: variables and expressions of scopes around it."""
+    """Return the outer variables and expressions that a branch captures."""
     inside = dict.fromkeys(_nodes_of_scope(branch))
     used = [c for expr in inside for c in (*operands(expr), *bodies(expr))] + [branch.result]
     outside = (c for c in dict.fromkeys(used) if c not in inside and not isinstance(c, Constant))
@@ -417,7 +425,7 @@ def _captured(branch: Scope) -> list[RelayExpr]:
 
 
 def _copy(branch: Scope, params: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """Copy the result of a branch to new nodes, so that none is shared with the original.
+    """Clone the result of a branch into fresh nodes that share nothing with the original.
 
     A node in two scopes would be moved to the one around both, and be computed for either branch.
     """

@@ -1,4 +1,5 @@
-"""Reverse-mode differentiation of functions with recursion, closures, references and data types.
+"""Higher-order reverse-mode differentiation: functions with recursion, closures, references and
+data types.
 
     def @f(%x: T) -> T { let %y = exp(%x); @g(%y) }     T a float tensor, T' = (T, ref(Adjoint[T]))
 ->  def @f_grad(%x: T', %tape: ref(fn () -> ())) -> T' {
@@ -63,7 +64,9 @@ from ekiden.runtime.errors import DifferentiationError
 
 
 class Lifter:
-    """Lifting of functions of one module."""
+    """Lifter of a module's functions to pairs of tensors and adjoint cells that record on
+    a tape.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,8 @@ class Lifter:
         rules: Rules,
         is_kernel: Callable[[RelayExpr], bool],
     ) -> None:
-        """Create a lifter; `is_kernel` tells what has a rule besides operators.
+        """Create a lifter; `is_kernel` selects the callees besides operators that have a gradient
+        rule.
 
         Args:
             types: The lifted types of the module.
@@ -86,7 +90,7 @@ class Lifter:
         self.planner = Planner(types, is_kernel)
 
     def lift(self, function: Function) -> Function:
-        """Return the lifted function of one with checked types. Iterative.
+        """Return the lifted form of a typed function. Iterative.
 
         Raises DifferentiationError for an operator without a gradient, or on values that are no
         tensors.
@@ -98,7 +102,7 @@ class Lifter:
         return self.function(function, scopes[0])
 
     def function(self, function: Function, scope: LiftedScope) -> Function:
-        """Return the lifted function whose body is a scope that is written."""
+        """Build the lifted function whose body is an already lifted scope."""
         kind = function.checked_type
         assert scope.lifted is not None and isinstance(kind, FuncType)
         return Function(
@@ -107,7 +111,7 @@ class Lifter:
         )  # fmt: skip
 
     def plain(self, atom: RelayExpr) -> RelayExpr:
-        """Return an atom of tensors without their cells."""
+        """Return an atom's tensors without their adjoint cells."""
         tree = self.planner.tree(atom)
         assert tree is not None, "an atom of tensors"
         return plain_tree(tree)
@@ -130,18 +134,19 @@ class Lifter:
             return Tuple(tuple(map(self._pairs, tree)))
         if tree.cell is not None:
             return Tuple((tree.value, tree.cell))
+        # A float constant gets a fresh cell that nobody reads.
         if is_float(tree.kind):
             return Tuple((tree.value, new_cell(self.types, tree.kind)))
         return tree.value
 
 
 def new_cell(types: LiftedTypes, kind: Type) -> RefCreate:
-    """Return a new cell of a tensor, to which no gradient has come."""
+    """Return a new adjoint cell for a tensor, without a gradient yet."""
     return RefCreate(Call(types.no_gradient, (), None, (kind,)))
 
 
 class _ScopeWriter:
-    """Writes the lifted form of one scope; the scopes inside of it are written before."""
+    """Lifter of one scope; nested scopes are lifted before."""
 
     def __init__(self, lifter: Lifter, scope: LiftedScope) -> None:
         self.lifter = lifter
@@ -150,7 +155,7 @@ class _ScopeWriter:
         self.steps: list[Binding] = []
 
     def write(self) -> RelayExpr:
-        """Return the scope's lifted expression."""
+        """Emit the lifted expression of the scope."""
         scope, result = self.scope, self.scope.chain.result
         assert result is not None
         for param in scope.params:
@@ -162,6 +167,7 @@ class _ScopeWriter:
                 continue
             self._demand(item.needs)
             value = self._value(item)
+            # Keeping tail calls lets recursive loops run in constant stack.
             if item is scope.items[-1] and result is item.var:
                 return build_lets(self.steps, value)  # a tail call stays one
             self.steps.append((self.lifter.planner.wholes[item.var], value))
@@ -170,7 +176,7 @@ class _ScopeWriter:
         return build_lets(self.steps, self.lifter.whole(result))
 
     def _open(self, var: Var) -> None:
-        """Bind the tensors of a lifted value that are used, and their cells."""
+        """Bind the used tensors of a lifted value, and their adjoint cells, to variables."""
         planner = self.lifter.planner
         stack: list[tuple[Tree, RelayExpr]] = []
         if var in planner.trees:
@@ -191,7 +197,7 @@ class _ScopeWriter:
                     self.steps.append((tree.cell, TupleGetItem(lifted, 1)))
 
     def _value(self, item: OtherBinding) -> RelayExpr:
-        """Return the lifted form of a binding that is no operation."""
+        """Return the lifted form of a binding other than an operator call."""
         value, lift = item.value, self.lifter.whole
         inner = [s.lifted for s in item.inner if s.lifted is not None]
         match value:
@@ -218,7 +224,7 @@ class _ScopeWriter:
         return lift(value)
 
     def _pattern(self, pattern: Pattern) -> Pattern:
-        """Return a pattern over lifted values.
+        """Return a match pattern over lifted values.
 
         Recursion is as deep as the pattern is written.
         """
@@ -241,7 +247,9 @@ class _ScopeWriter:
         return Call(callee, (*args, self.scope.tape), None, kinds, span=call.span)
 
     def _demand(self, needed: Iterable[Leaf]) -> None:
-        """Write the operations that leaves need and that are not written yet, as one segment."""
+        """Emit the pending operations that the given leaves depend on, as one segment with one
+        back-propagator.
+        """
         # As late as possible: the longer a segment, the fewer back-propagators.
         operations = unwritten(needed, self.scope)
         for operation in operations:

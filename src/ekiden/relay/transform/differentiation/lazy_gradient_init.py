@@ -1,4 +1,5 @@
-"""Hold tensors that are all ones or all zeros back until they are needed, as gradients often are.
+"""Lazy initialisation of gradients: represent all-zero and all-one tensors by GradCell constructors
+until needed.
 
     fn (%x) { add(multiply(%x, ones_like(%x)), zeros_like(%x)) }        computes nothing but %x
 
@@ -45,7 +46,7 @@ CONSTANT_CELLS = {0: "Zero", 1: "One"}
 
 
 class _Cells:
-    """Rewriter of one function of a module that has the definitions of gradient.rly."""
+    """Rewriter of one function to GradCell values, defined in gradient.rly."""
 
     def __init__(self, module: IRModule) -> None:
         self.header, *constructors = module.get_type("GradCell")
@@ -54,7 +55,7 @@ class _Cells:
         self.new: dict[RelayExpr, RelayExpr] = {}
 
     def lifted_type(self, kind: Type) -> Type:
-        """Tensor -> GradCell[Tensor], also within tuples and functions."""
+        """Map Tensor to GradCell[Tensor], also within tuples and functions."""
         match kind:
             case TensorType():
                 assert isinstance(self.header, GlobalTypeVar)
@@ -72,13 +73,13 @@ class _Cells:
         raise CompileError(f"LazyGradientInit: {what} cannot become a cell")
 
     def cell(self, name: str, *args: RelayExpr) -> Call:
-        """Return a call of one of the constructors of gradient.rly."""
+        """Return a call of a GradCell constructor (Zero, One or Raw)."""
         constructor = self.make[name]
         assert isinstance(constructor, Constructor)
         return Call(constructor, args)
 
     def lift(self, value: RelayExpr, kind: Type) -> RelayExpr:
-        """Return a value with its tensors in cells."""
+        """Wrap the tensors of a value in Raw cells."""
         if isinstance(kind, TupleType):
             fields_ = (TupleGetItem(value, i) for i in range(len(kind.fields)))
             return Tuple(tuple(self.lift(p, k) for p, k in zip(fields_, kind.fields, strict=True)))
@@ -87,7 +88,7 @@ class _Cells:
         return self.cell("Raw", value)
 
     def lower(self, value: RelayExpr, kind: Type) -> RelayExpr:
-        """Return a value with its tensors taken out of cells; `kind` is its type without these."""
+        """Unwrap the tensors of a value from cells; `kind` is its type without them."""
         if isinstance(kind, TupleType):
             fields_ = (TupleGetItem(value, i) for i in range(len(kind.fields)))
             return Tuple(tuple(self.lower(p, k) for p, k in zip(fields_, kind.fields, strict=True)))
@@ -96,7 +97,7 @@ class _Cells:
         return Call(self.module.get_global_var("FromGradCell"), (value,))
 
     def operator(self, call: Call) -> RelayExpr:
-        """Return a call of an operator, on cells."""
+        """Rewrite an operator call to work on cells."""
         assert isinstance(call.op, Op)
         row, kinds = OPS[call.op.name], [a.checked_type for a in call.args]
         # Broadcasts are excluded: Zero + x = x holds for equal shapes only.
@@ -145,13 +146,13 @@ class _Cells:
         return expr
 
     def variable(self, old: Var) -> Var:
-        """Return the new variable of an old one."""
+        """Return the rewritten variable of an old one."""
         new_var = self.new[old]
         assert isinstance(new_var, Var)
         return new_var
 
     def function(self, function: Function) -> Function:
-        """Rewrite a global function; its type stays."""
+        """Rewrite a global function whose signature is unchanged."""
         for param in function.params:
             self.new[param] = self.lift(param, param.checked_type)
         for expr in post_order(function.body, into_functions=True):
@@ -164,12 +165,10 @@ class _Cells:
 
 
 def LazyGradientInit() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that initialises gradients lazily (TVM's LazyGradientInit)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Rewrite the functions of a module over cells, import gradient.rly, and infer
-        types again.
-        """
+        """Import gradient.rly, rewrite the functions of a module over cells, and infer types."""
         own = {n: f for n, f in module.functions.items() if isinstance(f, Function)}
         # Functions of external compilers keep tensors.
         own = {n: f for n, f in own.items() if f.attr("Compiler") is None}

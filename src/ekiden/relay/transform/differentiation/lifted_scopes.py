@@ -1,4 +1,4 @@
-"""The scopes of a function that is differentiated, and which tensors each of them makes.
+"""Scopes of a function under higher-order differentiation, with the tensors that each binds.
 
 A scope binds operations, which work on tensors alone and become parts of segments, and anything
 else: calls of functions, choices, matches, function values, references, data. Tuples of tensors are
@@ -30,7 +30,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(slots=True, eq=False)
 class Leaf:
-    """Tensor of the program that is differentiated."""
+    """Tensor of the differentiated program with its adjoint cell and its readers."""
 
     value: RelayExpr
     """The variable or constant that holds it, with a checked type."""
@@ -46,7 +46,7 @@ class Leaf:
 
     @property
     def kind(self) -> TensorType:
-        """Return the type of the tensor."""
+        """Return the tensor's type."""
         kind = self.value.checked_type
         assert isinstance(kind, TensorType)
         return kind
@@ -58,7 +58,7 @@ Tree = Leaf | tuple["Tree", ...]
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """A call of an operator or of a loop program on tensors."""
+    """Call of an operator or of a loop program on tensors."""
 
     call: Call
     args: tuple[Tree, ...]
@@ -69,13 +69,13 @@ class Operation:
 
     @property
     def is_stateful(self) -> bool:
-        """Return whether the call stays in the order of evaluation."""
+        """Return whether the call must keep its position in the order of evaluation."""
         return isinstance(self.call.op, Op) and OPS[self.call.op.name].stateful
 
 
 @dataclass(slots=True, eq=False)
 class OtherBinding:
-    """A binding of any other kind, and the leaves of its scope that must exist before it."""
+    """Binding of any other value, with the leaves that it needs."""
 
     var: Var
     value: RelayExpr
@@ -85,7 +85,7 @@ class OtherBinding:
 
 @dataclass(slots=True, eq=False)
 class LiftedScope:
-    """A scope of the program, the tape that it records on, and what it binds."""
+    """Scope of the program with its tape and bindings."""
 
     chain: Chain
     tape: Var
@@ -104,14 +104,14 @@ class LiftedScope:
 
 
 def leaves(tree: Tree | Sequence[Tree]) -> list[Leaf]:
-    """Return the tensors of a tree from left to right."""
+    """Return the leaves of a tree from left to right."""
     if isinstance(tree, Leaf):
         return [tree]
     return [leaf for subtree in tree for leaf in leaves(subtree)]
 
 
 def plain_tree(tree: Tree) -> RelayExpr:
-    """Return the tensors of a tree as an expression."""
+    """Return a tree of tensors as an expression."""
     if isinstance(tree, Leaf):
         return tree.value
     return Tuple(tuple(map(plain_tree, tree)))
@@ -125,10 +125,10 @@ def typed_var(name: str, kind: Type) -> Var:
 
 
 class Planner:
-    """Planner that sorts the bindings of one function's scopes, outer scopes first."""
+    """Planner that classifies the bindings of a function's scopes, outer scopes first."""
 
     def __init__(self, types: LiftedTypes, is_kernel: Callable[[RelayExpr], bool]) -> None:
-        """Create a planner; `is_kernel` tells what besides operators is called on tensors and has a
+        """Create a planner; `is_kernel` selects the callees besides operators that have a gradient
         rule.
         """
         self.types = types
@@ -155,7 +155,7 @@ class Planner:
         return LiftedScope(unchain(body), Var("tape", TAPE), function.params, parent)
 
     def _plan(self, scope: LiftedScope) -> list[LiftedScope]:
-        """Sort the bindings of a scope, and return the scopes inside of it."""
+        """Classify the bindings of a scope, and return the nested scopes."""
         for param in scope.params:
             self._declare(param, scope)
         inner: list[LiftedScope] = []
@@ -173,7 +173,7 @@ class Planner:
         return inner
 
     def _declare(self, var: Var, scope: LiftedScope) -> None:
-        """Note a variable that will hold a lifted value."""
+        """Declare a variable that will hold a lifted value."""
         kind = var.checked_type
         self.wholes[var] = Var(var.name_hint, self.types.lift(kind), span=var.span)
         if is_tensors(kind):
@@ -189,11 +189,11 @@ class Planner:
         return Leaf(typed_var(name, kind), cell, scope, operation)
 
     def tree(self, atom: RelayExpr) -> Tree | None:
-        """Return the tensors of an atom, None for one that is or holds other values."""
+        """Return the tensors of an atom, or None where it holds other values."""
         return Leaf(atom) if isinstance(atom, Constant) else self.trees.get(atom)
 
     def _alias(self, value: RelayExpr) -> Tree | None:
-        """Return the tensors of a binding that names those of others."""
+        """Return the tensors that a tuple, projection or variable aliases, or None."""
         match value:
             case Tuple(fields=fields):
                 field_trees = [self.tree(f) for f in fields]
@@ -205,7 +205,7 @@ class Planner:
         return self.tree(value)
 
     def _is_operation(self, call: Call) -> bool:
-        """Return whether a call works on tensors alone.
+        """Return whether a call takes and returns tensors alone.
 
         Raises:
             DifferentiationError: For an operator on other values that floats are in.
@@ -259,7 +259,7 @@ class Planner:
         return binding
 
     def _note_uses(self, atoms: Iterable[RelayExpr], scope: LiftedScope, needs: list[Leaf]) -> None:
-        """Note that a binding that is no operation, or the result, uses atoms."""
+        """Record that a result or a non-operator binding uses atoms."""
         for atom in atoms:
             for leaf in leaves(self.trees.get(atom, ())):
                 if leaf.scope is scope:
@@ -270,7 +270,9 @@ class Planner:
 
     @staticmethod
     def _capture(leaf: Leaf, scope: LiftedScope) -> None:
-        """Note that a scope uses a leaf of one around it: the binding of that one needs it."""
+        """Record that a scope captures a leaf of an enclosing one, which the owner's binding must
+        compute first.
+        """
         at = scope
         # A scope that has captured the leaf before has also told the scopes around it.
         while leaf not in at.captured:

@@ -1,4 +1,5 @@
-"""The types of a program that is differentiated in reverse: each float tensor gets an adjoint cell.
+"""Types of a program under higher-order differentiation: each float tensor is paired with an
+adjoint cell.
 
     Tensor[s, f32]             ->  (Tensor[s, f32], ref(Adjoint[Tensor[s, f32]]))
     Tensor[s, int32]           ->  itself: no gradient flows to integers
@@ -40,17 +41,17 @@ SUFFIX = "_grad"
 
 
 def is_float(kind: Type) -> bool:
-    """Return whether a gradient flows to values of a type: a tensor of floats."""
+    """Return whether a type is a floating-point tensor, to which gradients flow."""
     return isinstance(kind, TensorType) and "float" in kind.dtype
 
 
 def is_tensors(kind: Type) -> bool:
-    """Return whether a type is a tensor, or a tuple of such types."""
+    """Return whether a type is a tensor or a nested tuple of tensors."""
     return all(isinstance(t, (TensorType, TupleType)) for t in type_post_order(kind))
 
 
 class LiftedTypes:
-    """The lifted types of one module."""
+    """Lifted types and data type definitions of one module."""
 
     def __init__(self, module: IRModule) -> None:
         self._used_names = {h.name_hint for h in module.type_definitions}
@@ -68,8 +69,8 @@ class LiftedTypes:
         self._lift_definitions()
 
     def _adjoint(self) -> TypeData:
-        """Return the standard type, or one of another name where the module has a type of that
-        name.
+        """Return the standard adjoint type, renamed where the module has another type of
+        that name.
         """
         own = self.definitions.get(ADJOINT.header)
         if own is None or structural_equal(own, ADJOINT):
@@ -109,7 +110,7 @@ class LiftedTypes:
         return any(isinstance(t, FuncType) or is_float(t) or t in changing for t in components)
 
     def lift(self, kind: Type) -> Type:
-        """Return the type of lifted values of a type."""
+        """Return the lifted form of a type."""
         return map_type(kind, self._lift_part)
 
     def _lift_part(self, kind: Type) -> Type:
@@ -123,13 +124,13 @@ class LiftedTypes:
         return kind
 
     def cell(self, kind: Type) -> RelayRefType:
-        """Return the type of the cell beside a tensor."""
+        """Return the type of a tensor's adjoint cell."""
         return RelayRefType(TypeCall(self.adjoint.header, (kind,)))
 
     def constructor(self, old: Constructor) -> Constructor:
-        """Return the constructor of lifted values."""
+        """Return the constructor of the lifted data type."""
         return self.constructors.get(old, old)
 
     def is_lifted(self, kind: Type) -> bool:
-        """Return whether lifted values of a type are other than plain ones."""
+        """Return whether lifting changes a type."""
         return self.lift(kind) != kind

@@ -1,4 +1,4 @@
-"""Back-propagators of segments: functions that pass the gradients of results to inputs.
+"""Back-propagators of segments: closures that propagate the gradients of outputs to inputs.
 
 segment: let %a = %x * %w; let %y = tanh(%a)        %y is used outside of it, %a is not
 
@@ -55,8 +55,8 @@ Grads = Sequence[tuple[Leaf, RelayExpr]]
 
 
 def unwritten(needed: Iterable[Leaf], scope: LiftedScope) -> list[Operation]:
-    """Return the operations of a scope that leaves need and that are not written yet, in the order
-    of evaluation. Iterative.
+    """Return the pending operations of a scope that leaves depend on, in order of evaluation.
+    Iterative.
     """
     order: dict[Operation, None] = {}
     stack = [(leaf.operation, False) for leaf in needed if leaf.scope is scope]
@@ -74,7 +74,9 @@ def unwritten(needed: Iterable[Leaf], scope: LiftedScope) -> list[Operation]:
 
 
 class Segment:
-    """Operations that are differentiated as one graph: what they bind forward, and back."""
+    """Operations differentiated together as one graph, with their forward bindings and
+    back-propagator.
+    """
 
     def __init__(
         self,
@@ -83,8 +85,7 @@ class Segment:
         types: LiftedTypes,
         rules: Rules,
     ) -> None:
-        """Differentiate the operations; `outputs` are the leaves that are used outside of the
-        segment.
+        """Differentiate the operations; `outputs` are the leaves used outside the segment.
 
         Raises:
             DifferentiationError: For an operator without a gradient.
@@ -121,14 +122,16 @@ class Segment:
             stack.extend(reversed(list(zip(tree, fields, strict=True))))
 
     def _expr(self, tree: Tree) -> RelayExpr:
-        """Return the expression of a tree: operations are nodes, other leaves variables."""
+        """Return the expression of a tree: nodes for operations of the segment, variables for other
+        leaves.
+        """
         if isinstance(tree, Leaf):
             return self._nodes.get(tree, tree.value)
         fields = tuple(map(self._expr, tree))
         return _typed(Tuple(fields), TupleType(tuple(f.checked_type for f in fields)))
 
     def _input_gradients(self, operations: Sequence[Operation], rules: Rules) -> Grads:
-        """Return the gradients of what the segment reads of outside."""
+        """Return the gradients with respect to the leaves that the segment reads from outside."""
         if not self.outputs:
             return []
         used = dict.fromkeys(leaf for operation in operations for leaf in leaves(operation.args))
@@ -139,7 +142,7 @@ class Segment:
         return [(x, grad) for x, grad in zip(inputs, grads, strict=True) if grad is not None]
 
     def _save(self) -> None:
-        """Bind what the back-propagator reads and does not compute again."""
+        """Find the forward values that the back-propagator reads and does not recompute."""
         stack = [grad for _, grad in self._grads]
         visited = set(stack)
         while stack:
@@ -154,12 +157,14 @@ class Segment:
             stack.extend(below)
 
     def _is_recomputed(self, node: RelayExpr) -> bool:
-        """Return whether a back-propagator computes a value again.
+        """Return whether the back-propagator recomputes a value instead of saving it.
 
         What fuses costs less than writing and reading it, and fuses forward as well unless it is
         saved. What follows a product is saved instead of the product, so that both are one kernel.
         """
         operation = self._operations[node]
+        # Recomputing elementwise values costs no memory traffic beyond their inputs; products are
+        # saved.
         if _pattern(operation) not in RECOMPUTED:
             return False
         for leaf in leaves(operation.args):
@@ -175,7 +180,7 @@ class Segment:
         return True
 
     def forward(self) -> list[Binding]:
-        """Return the bindings of the segment in the program."""
+        """Return the forward bindings of the segment."""
         copies = _Copies()
         bindings: list[Binding] = []
         for node, variable in self._variables.items():
@@ -185,8 +190,8 @@ class Segment:
         return bindings
 
     def back_propagator(self, before: Var) -> Function | None:
-        """Return the function that propagates gradients through the segment and then calls
-        `before`; None where none flow.
+        """Emit the closure that propagates gradients through the segment and then calls `before`;
+        None where no gradient flows.
         """
         if not self._grads:
             return None
@@ -227,8 +232,8 @@ def _pattern(operation: Operation) -> OpPattern:
 
 
 class _Copies(ExprMutator):
-    """Copies expressions. Nothing is shared with the original: what two scopes share is computed
-    in the one around both, and would be saved.
+    """Mutator that copies the expressions of a graph. Nothing is shared with the original: what two
+    scopes share is computed in the one around both, and would be saved.
     """
 
     def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
@@ -237,7 +242,7 @@ class _Copies(ExprMutator):
         return REBUILD[type(old)](old, below) if new is old and below else new
 
     def definition(self, node: RelayExpr) -> RelayExpr:
-        """Return a node over copies of its children."""
+        """Return a node over copied children."""
         return REBUILD[type(node)](node, [self.visit(c) for c in children(node)])
 
 
@@ -264,7 +269,7 @@ def _accumulate_all(types: LiftedTypes, grads: Grads, before: Sequence[Binding])
 
 
 def accumulate(types: LiftedTypes, cell: RelayExpr, grad: Var) -> RefWrite:
-    """Return the expression that adds a gradient to what a cell holds."""
+    """Emit the write that adds a gradient to an adjoint cell."""
     held = Var("sum", grad.type_annotation)
     some = PatternConstructor(types.gradient, (PatternVar(held),))
     nothing = PatternConstructor(types.no_gradient)
@@ -273,7 +278,7 @@ def accumulate(types: LiftedTypes, cell: RelayExpr, grad: Var) -> RefWrite:
 
 
 def or_zeros(types: LiftedTypes, arrived: RelayExpr, value: RelayExpr) -> Match:
-    """Return the gradient that a cell held, zeros where none arrived; `value` has its shape."""
+    """Emit the gradient that a cell held, or zeros like `value` where none arrived."""
     grad = Var("g", value.checked_type)
     some = PatternConstructor(types.gradient, (PatternVar(grad),))
     nothing = PatternConstructor(types.no_gradient)
@@ -281,5 +286,5 @@ def or_zeros(types: LiftedTypes, arrived: RelayExpr, value: RelayExpr) -> Match:
 
 
 def clear_cell(types: LiftedTypes, cell: RelayExpr) -> RefWrite:
-    """Return the expression that forgets what a cell holds."""
+    """Emit the write that empties an adjoint cell."""
     return RefWrite(cell, Call(types.no_gradient, ()))

@@ -1,4 +1,5 @@
-"""Annotation of the compiler of each operator, by begins and ends around it.
+"""Annotate operators with the external compiler that supports them, by compiler_begin and
+compiler_end.
 
     abs(nn.relu(%x))
     ->  %0 = end(nn.relu(begin(%x, "test")), "test");
@@ -36,7 +37,9 @@ JOINING_NODES = (Tuple, TupleGetItem, RefCreate, RefRead, RefWrite)
 
 
 def mark_of(expr: RelayExpr, which: str) -> str | None:
-    """Return the compiler that a begin or end is of; None for anything else."""
+    """Return the compiler that a compiler_begin or compiler_end names, or None for any other
+    expression.
+    """
     is_mark = isinstance(expr, Call) and isinstance(expr.op, Op) and (
         expr.op.name == f"annotation.compiler_{which}"
     )  # fmt: skip
@@ -47,13 +50,13 @@ def mark_of(expr: RelayExpr, which: str) -> str | None:
 
 
 def marked_value(mark: RelayExpr) -> RelayExpr:
-    """Return what a begin or end is put around."""
+    """Return the operand of an annotation."""
     assert isinstance(mark, Call)
     return mark.args[0]
 
 
 class _Annotator:
-    """Annotator of one graph, operands first.
+    """Annotator of one graph in post-order.
 
     `target_of` has the compilers of new expressions without an end.
     """
@@ -63,7 +66,7 @@ class _Annotator:
         self.target_of: dict[RelayExpr, str] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """Annotate `root` with begins and ends."""
+        """Annotate `root` with compiler_begin and compiler_end."""
         new: dict[RelayExpr, RelayExpr] = {}
         for expr in evaluation_order(root):
             # A composite function goes to its compiler as a whole; its body is not annotated.
@@ -77,8 +80,10 @@ class _Annotator:
         if mark_of(expr, "begin") is not None:
             return expr
         if (compiler := mark_of(expr, "end")) is not None:
+            # A user may have put the end there: it says whose region this is.
             current_target = self.target_of.setdefault(marked_value(expr), compiler)
             return expr if current_target == compiler else self._end(marked_value(expr))
+        # Calls of local functions have bodies of their own, which are annotated for themselves.
         is_local = isinstance(expr, Call) and isinstance(expr.op, Var) and not self.joins
         if isinstance(expr, Call) and not is_local:
             return expr if _has_target(expr) else self._around(expr, self._select_target(expr))
@@ -93,14 +98,16 @@ class _Annotator:
                 if callable(predicate) and predicate(call):
                     return target
         if isinstance(call.op, Function):
+            # Composite functions are named COMPILER.PATTERN.
             owner = str(call.op.attr("Composite") or "").partition(".")[0]
             return owner if owner in self.targets else DEFAULT
         return DEFAULT
 
     def _around(self, expr: RelayExpr, target: str | None) -> RelayExpr:
-        """Put a begin around each operand; where no target is given, the target that all of them
-        share.
+        """Insert compiler_begin around each operand; without a target, for the target that all
+        operands share.
         """
+        # The callee is a child too, but no data.
         operator = [expr.op] if isinstance(expr, Call) else []
         data = children(expr)[len(operator) :]
         if target is None:
@@ -124,7 +131,7 @@ class _Annotator:
         return typed(compiler_begin(self._ended(inner), target))
 
     def _ended(self, expr: RelayExpr) -> RelayExpr:
-        """Put an end around `expr`, where something was begun in it."""
+        """Insert compiler_end around `expr` if it closes a region."""
         # Without operands there was no begin, so there is no region to end.
         is_open = expr in self.target_of and len(children(expr)) > isinstance(expr, Call)
         return self._end(expr) if is_open else expr
@@ -134,12 +141,12 @@ class _Annotator:
 
 
 def _has_target(call: Call) -> bool:
-    """Return whether an earlier run gave a call to a target."""
+    """Return whether an earlier annotation assigned the call to a target."""
     return bool(call.args) and mark_of(call.args[0], "begin") not in (None, DEFAULT)
 
 
 def _common_target(targets: Iterable[str]) -> str:
-    """Return the target that all have in common; the default where there is none."""
+    """Return the single target of all operands, or the default target."""
     distinct = set(targets)
     return distinct.pop() if len(distinct) == 1 else DEFAULT
 
@@ -147,13 +154,13 @@ def _common_target(targets: Iterable[str]) -> str:
 def AnnotateTarget(  # noqa: N802
     targets: str | Sequence[str], include_non_call_ops: bool = True
 ) -> Pass:
-    """Return the pass described at the top of this file; the first of several targets
-    comes first.
+    """Return a pass that annotates operators with the first target that supports them (TVM's
+    AnnotateTarget).
     """
     names = [targets] if isinstance(targets, str) else list(targets)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Mark what a target takes, by an annotator for each function."""
+        """Annotate the supported operators of each function."""
         return map_functions(
             module, on_body(lambda body: _Annotator(names, include_non_call_ops).run(body))
         )

@@ -1,10 +1,9 @@
-"""Functions for an external compiler: moved from expressions into the module, marked as external,
-and inlined back.
+"""Functions of external compilers: outlining into the module, marking as extern, inlining back.
 
-    %0 = fn(%y, Compiler="c", global_symbol="f") {..}; %0(%x)   ->   @f(%x)      Outline...
-    def @f(%y, Compiler="c", ..) {..}               ->   def @f(%y, Extern=1) {..}   Mark...
-    @f(%x)                                          ->   the body of @f, with %x     Inline...
-    fn(%y: Tensor[(?)], Compiler="c") {..}, (n)     ->   fn(%y: Tensor[(n)], ..)     specialize
+%0 = fn(%y, Compiler="c", global_symbol="f") {..}; %0(%x)   ->   @f(%x)      Outline...
+def @f(%y, Compiler="c", ..) {..}               ->   def @f(%y, Extern=1) {..}   Mark...
+@f(%x)                                          ->   the body of @f, with %x     Inline...
+fn(%y: Tensor[(?)], Compiler="c") {..}, (n)     ->   fn(%y: Tensor[(n)], ..)     specialize
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from ekiden.relay.visitor import ExprMutator, bound_vars, free_vars, post_order
 
 
 def _is_for(function: BaseFunc | RelayExpr, compiler: str) -> bool:
-    """Return whether a function is for an external compiler: for this one, or if the name is empty
-    for any.
+    """Return whether a function belongs to an external compiler: the named one, or any if the name
+    is empty.
     """
     if not isinstance(function, Function):
         return False
@@ -33,19 +32,20 @@ def _is_for(function: BaseFunc | RelayExpr, compiler: str) -> bool:
 
 
 class _Outliner:
-    """Rewriter that moves the functions for a compiler out of expressions."""
+    """Rewriter that outlines the functions of a compiler from expressions."""
 
     def __init__(self, compiler: str) -> None:
         self.compiler = compiler
         self.made: dict[GlobalVar, Function] = {}
 
     def run(self, root: Expr) -> Expr:
-        """Rewrite `root` with a global variable for each outlined function."""
+        """Rewrite `root` with a GlobalVar in place of each outlined function."""
+        # A function may be bound to a name and called through it.
         lets = [e for e in post_order(root) if isinstance(e, Let) and self._is_outlined(e.value)]
         bound = {let.var: let.value for let in lets}
 
         def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-            """Replace outlined functions, their names and calls by global names, and remove their
+            """Replace outlined functions and their variables by global variables, and drop their
             lets.
             """
             if isinstance(old, Let) and old.var in bound:
@@ -69,6 +69,7 @@ class _Outliner:
     def _global(self, function: RelayExpr) -> GlobalVar:
         assert isinstance(function, Function)
         name = str(function.attr("global_symbol"))
+        # Functions of the same symbol are one function.
         var = next((v for v in self.made if v.name_hint == name), None) or GlobalVar(name)
         self.made.setdefault(var, function)
         return var
@@ -77,7 +78,7 @@ class _Outliner:
 def OutlineCompilerFunctionsWithExistingGlobalSymbols(  # noqa: N802
     compiler_filter: str = "",
 ) -> Pass:
-    """Return the pass that makes functions in expressions global functions.
+    """Return a pass that outlines functions with a global_symbol into global functions.
 
     They have the attributes Compiler (this one, if it is said) and global_symbol, their name. The
     pass raises ValueError for the name of a function that the module has already.
@@ -90,11 +91,13 @@ def OutlineCompilerFunctionsWithExistingGlobalSymbols(  # noqa: N802
         outliner = _Outliner(compiler_filter)
         done: dict[GlobalVar, BaseFunc] = {}
         for var, function in module.functions.items():
+            # The functions of the compiler itself are global already.
             stays = not isinstance(function, Function) or _is_for(function, compiler_filter)
             if not stays:
                 assert isinstance(function, Function)
                 function = function.with_fields(body=outliner.run(function.body))
             done[var] = function
+        # Two global variables of one name would be ambiguous.
         used_names = {v.name_hint for v in done}
         for var in outliner.made:
             if var.name_hint in used_names:
@@ -105,10 +108,11 @@ def OutlineCompilerFunctionsWithExistingGlobalSymbols(  # noqa: N802
 
 
 class _Untyped(ExprMutator):
-    """Mutator that rebuilds a function over other variables, without its declared result types."""
+    """Mutator that substitutes variables and drops declared result types."""
 
     def __init__(self, variables: Mapping[Var, Var]) -> None:
         super().__init__()
+        # Entered as results, so that each occurrence of a variable is replaced.
         self.memo.update(variables.items())
 
     def rewrite(self, old: Expr, new: Expr) -> Expr:
@@ -117,9 +121,9 @@ class _Untyped(ExprMutator):
 
 
 def specialize(function: Function, kinds: Sequence[Type]) -> Function:
-    """Return a function for arguments of these types, with the types that follow inside of it, as
-    those of the functions of patterns: fn (%x: Tensor[(?, 3)]) {..} for Tensor[(n, 3)] gives
-    results of n rows, not of `?`. Raises TypeInferenceError where they do not fit."""
+    """Specialise a function to argument types and re-infer all types inside: fn (%x: Tensor[(?,
+    3)]) for Tensor[(n, 3)] returns n rows, Raises TypeInferenceError where they do not fit.
+    """
     params = dict(zip(function.params, kinds, strict=True))
     # New variables carry no old types, so inference derives all of them from the parameters.
     variables = {v: Var(v.name_hint, params.get(v), v.span) for v in bound_vars(function)}
@@ -130,14 +134,14 @@ def specialize(function: Function, kinds: Sequence[Type]) -> Function:
 
 
 def MarkCompilerFunctionsAsExtern(compiler_filter: str = "") -> Pass:  # noqa: N802
-    """Return the pass that marks global functions as external.
+    """Return a pass that marks compiled global functions as extern.
 
     Functions with the attribute Compiler (this one, if it is said) get Extern in place of all
     attributes: they are compiled elsewhere, and called by their names.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Replace the attributes of those functions by Extern."""
+        """Replace the attributes of compiled functions by Extern."""
         return module.with_functions(
             {
                 var: f.with_fields(attrs={"Extern": 1}) if _is_for(f, compiler_filter) else f
@@ -149,9 +153,7 @@ def MarkCompilerFunctionsAsExtern(compiler_filter: str = "") -> Pass:  # noqa: N
 
 
 def _plain(function: Function) -> Function:
-    """Return a function without its attributes for an external compiler, and without composite
-    functions.
-    """
+    """Return a function without its compiler attributes, with composite functions inlined."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Replace a call of a composite function by its body."""
@@ -163,13 +165,13 @@ def _plain(function: Function) -> Function:
 
 
 def InlineCompilerFunctionsBoundTo(global_vars: Sequence[GlobalVar]) -> Pass:  # noqa: N802
-    """Return the pass that inlines global functions where Ekiden compiles them, with the composite
-    functions in them.
+    """Return a pass that inlines external functions, and the composite functions in them, for
+    Ekiden to compile.
     """
     names = {var.name_hint for var in global_vars}
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Inline those functions everywhere, and remove them."""
+        """Inline the named functions at all call sites, and remove them."""
         functions = {
             var: _plain(f) if isinstance(f, Function) and var.name_hint in names else f
             for var, f in module.functions.items()

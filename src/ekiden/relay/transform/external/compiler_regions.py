@@ -1,4 +1,4 @@
-"""Regions of external code that begins and ends mark, as sets of expressions."""
+"""Annotated regions of external compilers as sets of expressions."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(eq=False, slots=True)
 class Region:
-    """Expressions that go to one compiler together, in order of evaluation."""
+    """Expressions of one external compiler, in order of evaluation."""
 
     target: str
     members: dict[RelayExpr, None] = field(default_factory=dict)
 
 
 def data_of(expr: RelayExpr) -> tuple[RelayExpr, ...]:
-    """Return what an expression computes from: its children but for an operator or
-    function called.
-    """
+    """Return the data operands of an expression: its children without the callee."""
     below = children(expr)
     return below[1:] if isinstance(expr, Call) and not isinstance(expr.op, Call) else below
 
 
 def is_mark(expr: RelayExpr) -> bool:
-    """Return whether an expression is a begin or an end."""
+    """Return whether an expression is a compiler_begin or compiler_end."""
     return mark_of(expr, "begin") is not None or mark_of(expr, "end") is not None
 
 
 def find_regions(root: RelayExpr) -> dict[RelayExpr, Region]:
-    """Expression -> its region, for all expressions between begins and ends."""
+    """Map every expression between annotations to its region."""
     region_of: dict[RelayExpr, Region] = {}
     for expr in evaluation_order(root):
         if is_mark(expr) or is_atom(expr) or isinstance(expr, (Constant, Op)):
@@ -46,6 +44,7 @@ def find_regions(root: RelayExpr) -> dict[RelayExpr, Region]:
         near = [region_of[c] for c in data_of(expr) if c in region_of]
         if not targets and not near:
             continue
+        # With operands in several regions these are one, since no mark separates them.
         region = near[0] if near else Region(targets.pop())
         for merged in near[1:]:
             _absorb(region, merged, region_of)
@@ -62,12 +61,12 @@ def _absorb(region: Region, merged: Region, region_of: dict[RelayExpr, Region]) 
 
 
 def sources(expr: RelayExpr) -> list[RelayExpr]:
-    """Return the data of a member without its begins: what stands outside, ends removed too."""
+    """Return the data operands of a member with their annotations stripped."""
     return [unmarked(c) for c in data_of(expr)]
 
 
 def unmarked(expr: RelayExpr) -> RelayExpr:
-    """Return an expression without the begins and ends around it."""
+    """Strip the annotations around an expression."""
     while is_mark(expr):
         expr = marked_value(expr)
     return expr
@@ -75,8 +74,9 @@ def unmarked(expr: RelayExpr) -> RelayExpr:
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedRegion:
-    """A region with its marks (TVM's name): `args` are the begins that it reads, `rets` the ends
-    around what it gives; `nodes` are all of them and what is between."""
+    """Annotated region (TVM's name): `args` are its compiler_begin nodes, `rets` its compiler_end
+    nodes, `nodes` all of them and the expressions between.
+    """
 
     target: str
     nodes: tuple[RelayExpr, ...]
@@ -85,13 +85,14 @@ class AnnotatedRegion:
 
 
 class AnnotatedRegionSet:
-    """The regions of an expression, in order of evaluation (TVM's name)."""
+    """Annotated regions of an expression in order of evaluation (TVM's name)."""
 
     def __init__(self, expr: RelayExpr, region_begin_op: Op, region_end_op: Op) -> None:
         """Find the regions. Raises ValueError for other operators than those that begin and end
         regions.
         """
         marks = {"begin": region_begin_op.name, "end": region_end_op.name}
+        # TVM's interface passes the marks; these are the only ones there are.
         if any(name != f"annotation.compiler_{which}" for which, name in marks.items()):
             names_text = " and ".join(marks.values())
             raise ValueError(f"regions: marks of compilers expected, got {names_text}")
@@ -104,7 +105,7 @@ class AnnotatedRegionSet:
         return len(self.regions)
 
     def get_region(self, expr: RelayExpr) -> AnnotatedRegion | None:
-        """Return the region that an expression or mark is of."""
+        """Return the region that contains an expression or annotation, or None."""
         return self._region_of.get(expr)
 
 

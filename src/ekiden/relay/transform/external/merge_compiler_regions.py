@@ -1,4 +1,4 @@
-"""Join regions of one external compiler that feed each other.
+"""Merge adjacent regions of one external compiler.
 
     end(nn.relu(begin(end(exp(begin(%x))))))   ->   end(nn.relu(exp(begin(%x))))
 
@@ -29,7 +29,7 @@ from ekiden.relay.transform.language.scopes import (
 
 
 def merge_regions(root: RelayExpr) -> RelayExpr:
-    """Return `root` without the marks between merged regions."""
+    """Return `root` without the annotations between merged regions."""
     order = evaluation_order(root)
     region_of = find_regions(root)
     _join(order, region_of)
@@ -38,6 +38,7 @@ def merge_regions(root: RelayExpr) -> RelayExpr:
         if mark_of(expr, "begin") is not None:
             new[expr] = with_children(expr, new)
             continue
+        # A copy for each expression: marks are skipped only on edges within its region.
         replaced = dict(new)
         region = region_of.get(expr)
         for child in data_of(expr) if region is not None else ():
@@ -49,13 +50,16 @@ def merge_regions(root: RelayExpr) -> RelayExpr:
 
 
 def _join(order: list[RelayExpr], region_of: dict[RelayExpr, Region]) -> None:
-    """Merge regions in place where that makes no cycle.
+    """Merge adjacent regions of equal targets unless that creates a cycle.
 
     The order is that of evaluation, external compilers first, so that what stays with Ekiden keeps
     none of them apart.
     """
+    # Regions of external compilers first: merging default regions could close cycles that forbid
+    # larger offloads.
     for is_default in (False, True):
         for expr in order:
+            # Looked up anew each time, since joins replace regions.
             region = region_of.get(expr)
             if region is None or (region.target == DEFAULT) is not is_default:
                 continue
@@ -66,7 +70,7 @@ def _join(order: list[RelayExpr], region_of: dict[RelayExpr, Region]) -> None:
 
 
 def _join_two(region_of: dict[RelayExpr, Region], first: Region, second: Region) -> None:
-    """Join unless the two are one, or what is joined would wait for itself through others."""
+    """Merge two regions unless they are the same or the result would depend on itself."""
     if first is second or _waits_for_itself({**first.members, **second.members}, region_of):
         return
     first.members.update(second.members)
@@ -74,7 +78,8 @@ def _join_two(region_of: dict[RelayExpr, Region], first: Region, second: Region)
 
 
 def _waits_for_itself(members: dict[RelayExpr, None], region_of: dict[RelayExpr, Region]) -> bool:
-    """Return whether something outside of `members` that they read needs one of them.
+    """Return whether an outside dependency of `members` depends on one of them: merging would
+    create a cycle.
 
     A region needs all that any of its members reads.
     """
@@ -101,5 +106,5 @@ def _merge_compiler_regions(module: IRModule, context: PassContext) -> IRModule:
 
 
 def MergeCompilerRegions() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that merges adjacent regions of one compiler (TVM's MergeCompilerRegions)."""
     return _merge_compiler_regions

@@ -1,5 +1,4 @@
-"""Partitioning of patterns that an external compiler knows as one operation, into composite
-functions.
+"""Partition the patterns of a table into composite functions for an external compiler.
 
     nn.relu(nn.bias_add(nn.dense(%x, %w), %b))
     ->  fn (%x, %w, %b, Composite="test.dense_bias_relu") { .. }(%x, %w, %b)
@@ -24,11 +23,13 @@ PatternEntry = tuple[str, DFPattern] | tuple[str, DFPattern, Callable[[RelayExpr
 
 
 def MergeComposite(pattern_table: Sequence[PatternEntry]) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that wraps matches of named patterns in composite functions (TVM's
+    MergeComposite).
+    """
 
     def partition_all(body: RelayExpr) -> RelayExpr:
-        """Partition a body by the patterns in the order of the table: what an earlier one takes, no
-        later one sees.
+        """Partition a body by the patterns in table order; earlier matches are hidden from later
+        patterns.
         """
         for name, pattern, *checks in pattern_table:
             body = partition(pattern, body, {"Composite": name}, checks[0] if checks else None)

@@ -1,4 +1,4 @@
-"""Put each marked region into a global function for its external compiler.
+"""Partition annotated regions into global functions of their external compilers.
 
     end(nn.relu(begin(%x, "test")), "test")
 ->  def @tvmgen_default_test_main_0(%test_0_i0, Compiler="test", Primitive=1, Inline=1,
@@ -32,7 +32,7 @@ from ekiden.runtime.errors import PassError
 
 
 class _Partitioner:
-    """Partitioner of one function, with the functions that it cuts out."""
+    """Partitioner of one function, with the region functions that it creates."""
 
     def __init__(self, mod_name: str, function: str, bind_constants: bool) -> None:
         self.mod_name, self.function = mod_name, function
@@ -40,8 +40,9 @@ class _Partitioner:
         self.made: dict[GlobalVar, Function] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """Replace the regions of `root` by calls, each once all that it reads is rewritten."""
+        """Replace each region of `root` by a call, after its inputs are rewritten."""
         all_regions = find_regions(root).items()
+        # What the default compiler takes stays in place.
         region_of = {expr: region for expr, region in all_regions if region.target != DEFAULT}
         used_outside = _outputs(evaluation_order(root), root, region_of)
         new: dict[RelayExpr, RelayExpr] = {}
@@ -69,7 +70,7 @@ class _Partitioner:
     def _cut(
         self, region: Region, outputs: list[RelayExpr], new: dict[RelayExpr, RelayExpr]
     ) -> None:
-        """Cut out a region as a function, and record the values of its results."""
+        """Outline a region into a function, and record the rewritten values of its outputs."""
         number = len(self.made)
         words = f"tvmgen_{self.mod_name}_{region.target}_{self.function}_{number}"
         name = re.sub(r"\W", "_", words, flags=re.ASCII)  # the name of a function in C too
@@ -86,6 +87,7 @@ class _Partitioner:
                 else:
                     inner[child] = self._parameter(source, params, region.target, number)
             inner[member] = with_children(member, inner)
+        # External compilers return a flat list of tensors.
         results = outputs if _is_flat_result(outputs) else _leaves(outputs, region)
         body = inner[results[0]] if len(results) == 1 else Tuple(tuple(inner[o] for o in results))
         attrs = {"Compiler": region.target, "Primitive": 1, "Inline": 1, "global_symbol": name}
@@ -94,6 +96,7 @@ class _Partitioner:
         call = Call(var, tuple(new.get(a, a) for a in params), span=_span_of(region))
         for i, output in enumerate(results):
             new[output] = call if len(results) == 1 else TupleGetItem(call, i)
+        # Nested tuples exist outside of the function alone.
         for output in outputs:
             new[output] = _rebuild_tuple(output, new)
 
@@ -107,13 +110,15 @@ class _Partitioner:
 
 
 def _is_flat_result(outputs: Sequence[RelayExpr]) -> bool:
-    """Return whether results of a region are tensors, or one tuple of such: what compilers take."""
+    """Return whether a region's outputs are tensors or one tuple of tensors, as external compilers
+    require.
+    """
     inner = outputs[0].fields if len(outputs) == 1 and isinstance(outputs[0], Tuple) else outputs
     return not any(isinstance(unmarked(field), Tuple) for field in inner)
 
 
 def _leaves(outputs: Sequence[RelayExpr], region: Region) -> list[RelayExpr]:
-    """Return the members of a region that its results consist of, tuples flattened, each once."""
+    """Return the distinct members that make up a region's outputs, with tuples flattened."""
     leaves: dict[RelayExpr, None] = {}
     stack = [*reversed(outputs)]
     while stack:
@@ -126,7 +131,7 @@ def _leaves(outputs: Sequence[RelayExpr], region: Region) -> list[RelayExpr]:
 
 
 def _rebuild_tuple(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """Return a result; a tuple is rebuilt outside of its region."""
+    """Return the rewritten output; tuples are rebuilt outside the region."""
     if expr in new or not isinstance(expr, Tuple):
         return new.get(expr, expr)
     return Tuple(
@@ -135,7 +140,7 @@ def _rebuild_tuple(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> Relay
 
 
 def _constant(expr: RelayExpr) -> RelayExpr | None:
-    """Return a constant, or a tuple of such without begins and ends; None for anything else."""
+    """Return the expression if it is a constant or a tuple of constants, else None."""
     if isinstance(expr, Tuple):
         fields = [_constant(unmarked(field)) for field in expr.fields]
         constants = tuple(field for field in fields if field is not None)
@@ -144,7 +149,8 @@ def _constant(expr: RelayExpr) -> RelayExpr | None:
 
 
 def _optimized(module: IRModule, cut_functions: Mapping[GlobalVar, Function]) -> IRModule:
-    """Run the external compilers' own passes on the functions that were cut out.
+    """Run the external compilers' own passes (`relay.ext.NAME.optimize`) on the partitioned
+    functions.
 
     The global function relay.ext.<compiler>.optimize gets a module of one function alone, without
     its attributes.
@@ -154,8 +160,10 @@ def _optimized(module: IRModule, cut_functions: Mapping[GlobalVar, Function]) ->
         optimize = get_global_func(name, True)
         if optimize is None:
             continue
+        # Without attributes, so that the passes see an ordinary function.
         plain = Function(function.params, function.body)
         optimized = optimize(InferType()(IRModule({var: plain}, module.type_definitions)))
+        # The optimizer is a user's function, so its result is checked.
         if not isinstance(optimized, IRModule) or var.name_hint not in optimized:
             raise PassError(f"PartitionGraph: {name}: a module with {var.name_hint!r} expected")
         better = optimized[var.name_hint]
@@ -165,7 +173,7 @@ def _optimized(module: IRModule, cut_functions: Mapping[GlobalVar, Function]) ->
 
 
 def _span_of(region: Region) -> Span | None:
-    """Return the spans of a region's calls, one after the other."""
+    """Return the joined spans of a region's calls."""
     spans = (
         member.span for member in region.members if isinstance(member, Call) and not is_mark(member)
     )
@@ -176,7 +184,7 @@ def _span_of(region: Region) -> Span | None:
 def _outputs(
     order: list[RelayExpr], root: RelayExpr, region_of: dict[RelayExpr, Region]
 ) -> set[RelayExpr]:
-    """Return the members of regions that something else uses."""
+    """Return the members of regions that have users outside."""
     outputs = {unmarked(root)}
     for expr in order:
         if not is_mark(expr):
@@ -190,7 +198,7 @@ def _outputs(
 
 
 def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file.
+    """Return a pass that partitions annotated regions into global functions (TVM's PartitionGraph).
 
     Where there is a global function relay.ext.<compiler>.optimize, it optimizes the compiler's
     functions.
@@ -203,7 +211,8 @@ def PartitionGraph(mod_name: str = "default", bind_constants: bool = True) -> Pa
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Cut the regions of a module out into global functions, and optimize them.
+        """Partition the functions of a module, and run the external compilers' own passes on the
+        results.
 
         Functions that have a compiler already stay.
         """

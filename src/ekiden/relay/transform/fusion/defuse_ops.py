@@ -1,4 +1,4 @@
-"""Undo FuseOps: put the bodies of primitive functions where they are called.
+"""Undo FuseOps: inline the primitive functions at their calls.
 
 fn (%p, Primitive=1) { exp(tanh(%p)) }(%x)   ->   exp(tanh(%x))
 """
@@ -14,7 +14,7 @@ from ekiden.relay.transform.language.scopes import map_functions, on_body, rewri
 
 
 def defuse(root: RelayExpr) -> RelayExpr:
-    """Return `root` without calls of primitive functions."""
+    """Inline all calls of primitive functions below `root`."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Replace a call of a primitive function by its body."""
@@ -31,5 +31,5 @@ def _defuse_ops(module: IRModule, context: PassContext) -> IRModule:
 
 
 def DefuseOps() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that inlines primitive functions at their calls (TVM's DefuseOps)."""
     return _defuse_ops

@@ -1,4 +1,5 @@
-"""Order of a function's kernels by the data that passes between them.
+"""Happens-before order of a function's kernels, from the storages that they read and write (vector
+clocks over chains).
 
     %a = f(%x); %b = g(%a); %c = h(%x); %d = k(%b, %c)
                               h may run beside f and g; k follows all of them
@@ -25,7 +26,7 @@ seconds."""
 
 
 class KernelOrder:
-    """Order of a function's kernels, as their storages impose it."""
+    """Happens-before order of a function's kernels, which may run concurrently otherwise."""
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         self.positions = [at for at, _ in lifetimes.invocations]
@@ -42,12 +43,13 @@ class KernelOrder:
         for number, (_, call) in enumerate(lifetimes.invocations):
             size += self._add(number, *_storages(call, lifetimes))
             if size > MAX_ORDER_ENTRIES:
+                # An empty list says that nothing is known of the order.
                 self._place = []
                 return
         self._latest = self._last_concurrent()
 
     def _add(self, number: int, reads: frozenset[Var], writes: frozenset[Var]) -> int:
-        """Add a kernel, and return the number of entries that its clock takes."""
+        """Add a kernel, and return the number of entries in its vector clock."""
         before = {self._written[s] for s in reads | writes if s in self._written}
         # A write waits for earlier readers, which later writes need not wait for again.
         before.update(k for s in writes for k in self._read.pop(s, ()))
@@ -55,6 +57,7 @@ class KernelOrder:
         for kernel in before:
             chain, index = self._place[kernel]
             for other_chain, last in (*self._past[kernel].items(), (chain, index)):
+                # A vector clock: the join of those of all predecessors.
                 past[other_chain] = max(past.get(other_chain, -1), last)
         # Extending a chain whose last kernel it follows keeps the number of chains small.
         ends = sorted(c for c, index in past.items() if index == len(self.chains[c]) - 1)
@@ -72,8 +75,8 @@ class KernelOrder:
         return len(past) + len(self.chains)
 
     def _last_concurrent(self) -> list[int]:
-        """Return for each kernel the last one that does not follow it; itself if all later
-        ones do.
+        """Return for each kernel the last one that may run concurrently with it; itself if all
+        later ones follow it.
         """
         latest = list(range(len(self._place)))
         unknown = [len(c) for c in self.chains]
@@ -89,21 +92,23 @@ class KernelOrder:
         return latest
 
     def follows(self, later: int, earlier: int) -> bool:
-        """Return whether a kernel can begin only when an earlier one has ended."""
+        """Return whether a kernel can start only after an earlier one has ended."""
         chain, index = self._place[earlier]
         own, _ = self._place[later]
         return (own == chain and later > earlier) or self._past[later].get(chain, -1) >= index
 
     def extend_spans(self, request: Request, spans: list[LiveRange]) -> list[LiveRange]:
-        """Extend the spans of a storage to the last kernel that may run beside one that uses it."""
+        """Extend a storage's live ranges to the last kernel that may run concurrently with one of
+        its users.
+        """
         kernels = self._users(request) if self._place else []
         end = max((self.positions[self._latest[k]] for k in kernels), default=-1)
         first, last = spans[-1]
         return [*spans[:-1], (first, max(last, end))]
 
     def are_ordered(self, a: Request, b: Request) -> bool:
-        """Return whether all that use one storage must have ended before the other is
-        first used.
+        """Return whether all users of one storage end before the other is first used, so that both
+        may share memory.
         """
         return self._ends_before(a, b) or self._ends_before(b, a)
 
@@ -111,6 +116,7 @@ class KernelOrder:
         first = min(r.first for r in (b, *b.shares))
         if any(not r.is_dead_after(first - 1) for r in (a, *a.shares)):
             return False
+        # Then kernels count as following each other.
         if not self._place:
             return True
         later = self._users(b)
@@ -121,7 +127,7 @@ class KernelOrder:
 
 
 def _storages(call: Call, lifetimes: Lifetimes) -> tuple[frozenset[Var], frozenset[Var]]:
-    """Return the storages that a kernel reads, and those it writes."""
+    """Return the storages that a kernel reads, and those that it writes."""
     _, inputs, outputs = call.args
     read_and_written: list[frozenset[Var]] = []
     for group in (inputs, outputs):

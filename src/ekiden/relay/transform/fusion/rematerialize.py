@@ -1,5 +1,5 @@
-"""Rematerialization: computing cheap values in each kernel that needs them, where that moves less
-memory than to store them.
+"""Rematerialisation: recompute cheap values in each consuming kernel where that moves less memory
+than storing them.
 
     %0 = cast(%x, "float32"); (multiply(%0, %y), sum(%0))
     ->  (multiply(cast(%x, "float32"), %y), sum(cast(%x, "float32")))
@@ -52,7 +52,9 @@ ASSUMED_EXTENT = 128
 
 
 def _elements(expr: RelayExpr) -> int:
-    """Elements of a tensor; 0 for what is none."""
+    """Return the number of elements of a tensor (dynamic dimensions count ASSUMED_EXTENT), or 0 for
+    other values.
+    """
     kind = expr.checked_type
     if not isinstance(kind, TensorType):
         return 0
@@ -71,7 +73,7 @@ Group = list[RelayExpr]
 
 
 def _pattern(expr: RelayExpr) -> OpPattern:
-    """Return how an expression fuses; what only names the bytes of another does not."""
+    """Return the fusion pattern of an expression; OPAQUE for views."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         row = expr.op.definition
         return OpPattern.OPAQUE if row.reshape_only or row.lower is None else row.pattern
@@ -79,13 +81,14 @@ def _pattern(expr: RelayExpr) -> OpPattern:
 
 
 def _is_cheap(group: Group) -> bool:
-    """Return whether a kernel does nothing that takes longer than to read its result."""
+    """Return whether a kernel consists of a few inexpensive elementwise operators."""
     if len(group) > MAX_MEMBERS:
         return False
     for member in group:
         if not isinstance(member, Call) or not isinstance(member.op, Op):
             return False
         row = member.op.definition
+        # A stateful operator must run exactly once.
         if row.pattern > OpPattern.BROADCAST or row.stateful or row.reshape_only:
             return False
         if row.lower is None or row.costly:
@@ -100,25 +103,26 @@ def _inputs(group: Group) -> list[RelayExpr]:
 
 
 def _holds(user: Group, group: Group) -> bool:
-    """Return whether the kernel of a user can compute the result of a group too, and none of it
+    """Return whether a user's kernel can recompute a group's result without computing elements
     twice.
     """
     result = group[-1]
     if max(map(_pattern, user)) > OpPattern.COMM_REDUCE:
         return False
+    # A taker with more elements would compute the same values repeatedly.
     takers = [member for member in user if result in operands(member)]
     return all(_elements(taker) <= _elements(result) for taker in takers)
 
 
 def _pays(group: Group, users: int) -> bool:
-    """Return whether computing again moves less memory than storing the result."""
+    """Return whether recomputation moves fewer bytes than storing and reloading the result."""
     # Only memory traffic counts: elementwise arithmetic hides behind it.
     read, result = sum(map(_bytes, _inputs(group))), _bytes(group[-1])
     return users * read < read + (1 + users) * result
 
 
 def _repeated(scope: Scope, groups: Mapping[RelayExpr, Group]) -> dict[RelayExpr, list[Group]]:
-    """Return the kernels of a scope to be repeated: result -> the kernels that take it."""
+    """Return the kernels of a scope to rematerialise: result -> consuming kernels."""
     group_of = {member: g for g in groups.values() for member in g}
     users: dict[RelayExpr, dict[int, Group | None]] = {}
     for node in scope.nodes:
@@ -126,6 +130,7 @@ def _repeated(scope: Scope, groups: Mapping[RelayExpr, Group]) -> dict[RelayExpr
         for operand in operands(node):
             theirs = group_of.get(operand)
             if theirs is not None and theirs is not mine:
+                # A user without a kernel is recorded as None, and forbids repetition.
                 users.setdefault(operand, {})[id(mine or node)] = mine
     repeated: dict[RelayExpr, list[Group]] = {}
     for result, by in users.items():
@@ -143,9 +148,7 @@ def _repeated(scope: Scope, groups: Mapping[RelayExpr, Group]) -> dict[RelayExpr
 
 
 def rematerialize(root: RelayExpr) -> RelayExpr:
-    """Return `root` with cheap kernels repeated in what takes their results. Needs checked
-    types.
-    """
+    """Return `root` with cheap kernels copied into each of their consumers. Needs checked types."""
     groups = kernel_groups(root)
     copy_for: dict[RelayExpr, dict[RelayExpr, int]] = {}
     for scope in find_scopes(root):
@@ -159,6 +162,7 @@ def rematerialize(root: RelayExpr) -> RelayExpr:
     new: dict[RelayExpr, RelayExpr] = {}
     copies: dict[tuple[RelayExpr, int], RelayExpr] = {}
     for expr in evaluation_order(root):
+        # Each kernel reads its own copy, so fusion sees a single user.
         copies_here = copy_for.get(expr, {})
         own = {
             o: _copy(groups[o], n, new, copies)
@@ -175,7 +179,7 @@ def _copy(
     new: Mapping[RelayExpr, RelayExpr],
     copies: dict[tuple[RelayExpr, int], RelayExpr],
 ) -> RelayExpr:
-    """Return the result of a group for one of its users; the first has the original."""
+    """Return a group's result for one of its users; the first user keeps the original."""
     result = group[-1]
     if number == 0:
         return new[result]
@@ -192,7 +196,7 @@ def _copy(
 
 
 def Rematerialize() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that recomputes cheap values in their consuming kernels."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         return map_functions(module, on_body(rematerialize))

@@ -1,4 +1,5 @@
-"""Folding of multiplications behind convolutions and dense layers into their weights.
+"""Backward folding of scales: multiplications after convolutions and dense layers move into their
+weights.
 
     multiply(nn.conv2d(%x, %w), %s)                 ->  nn.conv2d(%x, %w * %s)
     multiply(nn.relu(nn.conv2d(%x, %w)), s)         ->  nn.relu(nn.conv2d(%x, %w * s))     s > 0
@@ -53,7 +54,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class _AcceptedScale:
-    """Scale that an expression accepts: along which axes, and by which of its arguments."""
+    """Scale that an expression can absorb: its axes, its required sign, and the arguments it passes
+    it to.
+    """
 
     axes: Axes
     positive: bool
@@ -61,8 +64,8 @@ class _AcceptedScale:
 
 
 class _Folder:
-    """Folder of one graph: operands first to find what accepts a factor, users first to pass
-    factors down, and operands first again to fold.
+    """Folder of one graph: forward to find expressions that absorb a scale, backward to propagate
+    scales, forward to rewrite.
     """
 
     def __init__(self, root: RelayExpr) -> None:
@@ -77,10 +80,12 @@ class _Folder:
         """What a factor came down to and cannot go into: it is multiplied with there."""
 
     def run(self) -> RelayExpr:
-        """Return the folded graph."""
+        """Return the graph with scales folded into weights."""
         for expr in self.order:
             if (accepted := self._accepts(expr)) is not None:
                 self.taken[expr] = accepted
+        # Users precede operands here, so a scale has reached an expression before it is passed
+        # further down.
         for expr in reversed(self.order):
             self._hand_down(expr)
         new: dict[RelayExpr, RelayExpr] = {}
@@ -89,7 +94,8 @@ class _Folder:
         return new[self.root]
 
     def _accepted_by(self, arg: RelayExpr) -> _AcceptedScale | None:
-        """Return what an argument accepts that nothing else reads."""
+        """Return the scale that an argument with a single user can absorb, or None."""
+        # A second user would see the scaled value.
         return self.taken.get(arg) if self.uses[id(arg)] == 1 else None
 
     def _accepts(self, expr: RelayExpr) -> _AcceptedScale | None:
@@ -102,6 +108,7 @@ class _Folder:
             below = self._accepted_by(expr.args[0])
             # f(s * x) = s * f(x) holds for relu and maxima only if s is positive.
             return None if below is None else _AcceptedScale(below.axes, True, (0,))
+        # Only linear operators commute with a scale: s * (x + b) = s * x + s * b.
         if row.linear not in (Linear.SHIFTS, Linear.SHIFTS_BACK):
             return None
         by_index = {
@@ -110,6 +117,7 @@ class _Folder:
         axes = [t.axes for t in by_index.values()]
         if not by_index or not same_axes(axes):
             return None
+        # Each side that has the shape of the sum must take the factor.
         data_indices = data_arguments(expr, axes[0])
         if not data_indices or any(i not in by_index for i in data_indices):
             return None
@@ -134,6 +142,7 @@ class _Folder:
     def _drop(self, call: Call) -> None:
         kind = call.checked_type
         assert isinstance(kind, TensorType)
+        # Either side of the product may be the data.
         for at in (0, 1):
             accepted = self._accepted_by(call.args[at])
             if accepted is None or at not in data_arguments(call, accepted.axes):
@@ -160,14 +169,15 @@ class _Folder:
     def _scaled(
         self, expr: Call, args: Sequence[RelayExpr], factor: Scale
     ) -> tuple[RelayExpr, ...] | None:
-        """Return the arguments, with the weight or the addend multiplied by the factor; None where
-        constants leave the range of their dtype.
+        """Return the arguments with the weight or addend scaled, or None where a constant would
+        leave its dtype's range.
         """
         if (channels := channels_of(expr)) is not None:
             near = factor.along(expr.args[1], channels.written_in_weight)
             weight = times(args[1], near, scaled_terms)
             return None if weight is None else (args[0], weight)
         accepted = self.taken[expr]
+        # Both operands of the sum take the factor, so no addend is left to scale.
         if len(accepted.places) == len(expr.args):
             return tuple(args)
         (at,) = accepted.places
@@ -187,5 +197,5 @@ def _backward_fold_scale_axis(module: IRModule, context: PassContext) -> IRModul
 
 
 def BackwardFoldScaleAxis() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file (TVM's name)."""
+    """Return a pass that folds scales backward into weights (TVM's BackwardFoldScaleAxis)."""
     return _backward_fold_scale_axis

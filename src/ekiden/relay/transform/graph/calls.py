@@ -1,4 +1,4 @@
-"""Rewriting of operator calls by a table, the shape of many passes."""
+"""Table-driven rewriting of operator calls, shared by many passes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Rewrite = Callable[[Call], RelayExpr | None]
 
 
 def typed(expr: RelayExpr) -> RelayExpr:
-    """Infer the types of an expression's new subexpressions from their operands."""
+    """Infer the types of the untyped subexpressions of an expression, operands first."""
     stack = [expr]
     while stack:
         subexpr = stack[-1]
@@ -38,15 +38,14 @@ def typed(expr: RelayExpr) -> RelayExpr:
 
 
 def rewrite_calls(body: RelayExpr, table: Mapping[str, Rewrite]) -> RelayExpr:
-    """Return `body` with each call of an operator in the table rewritten, arguments first."""
+    """Rewrite every call whose operator is in the table, in post-order."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Return the typed result of the table's rewrite; the call itself if that is None or not in
-        the table.
-        """
+        """Apply the table's rewrite to a call, and infer the result's types."""
         if not isinstance(new, Call) or not isinstance(new.op, Op) or new.op.name not in table:
             return new
         result = table[new.op.name](new)
+        # Later rules read the types of what earlier ones have made.
         return new if result is None else typed(result)
 
     return rewrite_graph(body, rewrite)
@@ -55,7 +54,7 @@ def rewrite_calls(body: RelayExpr, table: Mapping[str, Rewrite]) -> RelayExpr:
 def call_pass(
     name: str, opt_level: int, table: Callable[[], Mapping[str, Rewrite]], rewrites: str = ""
 ) -> Pass:
-    """Return a pass that does nothing but rewrite calls by a table.
+    """Return a pass that only rewrites calls by a table.
 
     Args:
         name: The name of the pass.
@@ -70,6 +69,7 @@ def call_pass(
     def transform(module: IRModule, context: PassContext) -> IRModule:
         if rewrites and not allows(rewrites, context):
             return module
+        # Tables are made here so that modules of operators load when a pass runs.
         rules = table()
         return map_functions(module, on_body(lambda body: rewrite_calls(body, rules)))
 

@@ -1,5 +1,4 @@
-"""Cast a value that several operators cast alike once for each, so that each cast fuses with its
-user.
+"""Duplicate a shared widening cast for each of its users, so that every cast fuses with its user.
 
     %0 = cast(%x, "int32"); (exp(%0), tanh(%0))   ->   (exp(cast(%x, "int32")), tanh(cast(..)))
 
@@ -28,16 +27,16 @@ def _widens(expr: RelayExpr) -> bool:
 
 
 def canonicalize_cast(root: RelayExpr) -> RelayExpr:
-    """Return `root` with a cast of its own for each elementwise user of a widening cast."""
+    """Return `root` with a separate copy of each widening cast for every elementwise user."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Give an elementwise call (up to BROADCAST) a cast of its own for each widening cast that
-        it shares.
+        """Clone the widening casts among an elementwise call's arguments (pattern up to BROADCAST).
 
         Fusion then finds one user, and the narrow value crosses memory.
         """
         if not isinstance(new, Call) or not isinstance(new.op, Op):
             return new
+        # Other operators do not fuse a cast into their reads.
         if new.op.definition.pattern > OpPattern.BROADCAST:
             return new
         result_type = new.checked_type
@@ -61,5 +60,5 @@ def _canonicalize_cast(module: IRModule, context: PassContext) -> IRModule:
 
 
 def CanonicalizeCast() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that duplicates shared widening casts (TVM's CanonicalizeCast)."""
     return _canonicalize_cast

@@ -1,4 +1,4 @@
-"""Special operators in terms of general ones, so that later passes know fewer.
+"""Canonicalise special operators into general ones, so that later passes have fewer cases.
 
 nn.bias_add(%x, %b)  ->  add(%x, expand_dims(%b, axis=1, num_newaxis=2))    (%x of 4 dimensions)
 """
@@ -26,5 +26,5 @@ TABLE = {"nn.bias_add": _bias_add}
 
 
 def CanonicalizeOps() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that rewrites bias_add as expand_dims and add (TVM's CanonicalizeOps)."""
     return call_pass("CanonicalizeOps", 3, lambda: TABLE)

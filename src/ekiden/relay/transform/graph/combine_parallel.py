@@ -1,4 +1,5 @@
-"""Combination of operators side by side over the same data into one, whose result is cut.
+"""Combine parallel operators that share their data operand into one wide operator, and slice its
+result.
 
     nn.conv2d(%x, %v), nn.conv2d(%x, %w)
     ->  %0 = nn.conv2d(%x, concatenate((%v, %w)));
@@ -53,7 +54,7 @@ with the 1x1 convolutions of an Inception block."""
 
 @dataclass(frozen=True, slots=True)
 class CombineRule:
-    """Rule by which calls of one operator are combined.
+    """Rule for combining parallel calls of one operator.
 
     key       what calls must have in common beside the data; None to leave a call out
     combine   combines all calls over the one data
@@ -85,7 +86,9 @@ def _rank(expr: RelayExpr) -> int:
 
 
 def _cut(combined: RelayExpr, sizes: Sequence[int], axis: int, rank: int) -> list[RelayExpr]:
-    """Cut a result along an axis (TVM's form, with `rank` entries)."""
+    """Slice a combined result along an axis into pieces of the given sizes (begin and size lists of
+    `rank` entries, as TVM writes them).
+    """
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     before, behind = [0] * axis, [0] * (rank - axis - 1)
     begins = [[*before, start, *behind] for start in starts]
@@ -103,6 +106,8 @@ def _conv2d_key(call: Call) -> Key | None:
     is_plain = layouts in (("NCHW", "OIHW", ""), ("NCHW", "OIHW", "NCHW"))
     if weight is None or getattr(attrs, "groups", 1) != 1 or not is_plain:
         return None
+    # The number of output channels may differ between the branches; all other attributes must
+    # agree.
     plain = attrs.with_fields(channels=None, out_layout="") if attrs is not None else None
     return (structural_key(plain), *weight[1:])
 
@@ -152,6 +157,7 @@ def _batch_matmul_key(call: Call) -> Key | None:
     weight = _shape(call.args[1])
     if weight is None:
         return None
+    # The axis of the columns may differ in size, the other ones may not.
     columns = 1 if getattr(call.attrs, "transpose_b", True) else 2
     return (structural_key(call.attrs), weight[0], weight[3 - columns])
 
@@ -175,15 +181,15 @@ BATCH_MATMUL = CombineRule("nn.batch_matmul", _batch_matmul_key, _batch_matmul, 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Calls of one kind in one scope, and behind each what alone uses it there, element by element,
-    in order.
+    """Parallel calls of one operator in a scope, each with the chain of elementwise calls that
+    alone follow it.
     """
 
     kind: CombineRule
     branches: list[list[Call]]
 
     def parts(self, data: RelayExpr) -> dict[RelayExpr, RelayExpr]:
-        """Return the last expression of each combined branch -> its slice of the combined
+        """Return a map from the last call of each combined branch to its slice of the combined
         result.
         """
         calls = [branch[0] for branch in self.branches]
@@ -191,6 +197,7 @@ class _Group:
         combined = typed(self.kind.combine(data, calls))
         for level in zip(*(branch[1:] for branch in self.branches), strict=False):
             followed = _combine_followers(self.kind, combined, calls, level, axis)
+            # The result is cut where the branches begin to differ.
             if followed is None:
                 break
             combined, axis = typed(followed[0]), followed[1]
@@ -213,7 +220,7 @@ def _combine_followers(
     level: Sequence[Call],
     axis: int | None,
 ) -> tuple[RelayExpr, int | None] | None:
-    """Apply what follows each of `before` to the combined result.
+    """Combine the calls that follow each branch into one call over the combined result.
 
     Followers must be alike in operator, attributes, and the position of the data. With attributes
     and several arguments (an axis, say) it is not known which axis an attribute counts, so only
@@ -254,7 +261,8 @@ def _combine_followers(
 def _axis_after(
     before: Sequence[Call], level: Sequence[Call], axis: int | None
 ) -> tuple[int | None] | None:
-    """Return the axis of the slices after what follows; None where that is not known.
+    """Return the axis of the branches' slices after the following calls, in a 1-tuple; None where
+    it is unknown.
 
     What broadcasts may add axes in front. An operator with one argument may move them (transpose):
     the axis is then the one along which the extents are those that the slices had, if that is one
@@ -273,6 +281,7 @@ def _axis_after(
     sizes = [(_shape(call) or [0] * was)[axis] for call in before]
     is_broadcast = len(level[0].args) > 1 or rank == was
     candidates = [axis + rank - was] if is_broadcast else range(rank)
+    # A reshape may move the axis: it is found again by its sizes.
     matching = [n for n in candidates if [(s or [0] * rank)[n] for s in shapes] == sizes]
     other_dims = {tuple(d for n, d in enumerate(s or ()) if n not in matching) for s in shapes}
     return (matching[0],) if len(matching) == 1 and len(other_dims) == 1 else None
@@ -281,7 +290,7 @@ def _axis_after(
 def _combine_args(
     kind: CombineRule, args: Sequence[RelayExpr], calls: Sequence[Call], axis: int | None
 ) -> RelayExpr | None:
-    """Combine the arguments of calls beside their data; None where they do not fit together."""
+    """Combine the non-data arguments of parallel calls; None where their shapes do not match."""
     shapes = [_shape(arg) for arg in args]
     alike = {(None if s is None else len(s), _dtype(a)) for s, a in zip(shapes, args, strict=True)}
     is_ready = all(isinstance(arg, (Constant, Var)) for arg in args)
@@ -307,15 +316,17 @@ def _dtype(expr: RelayExpr) -> str:
 
 
 def _stacked(args: Sequence[RelayExpr], rank: int) -> RelayExpr:
-    """Stack entries along a new first axis, before the axes of results of a rank."""
+    """Stack arguments along a new leading axis, padded with unit axes to the rank of the
+    results.
+    """
     missing = rank - _rank(args[0])
     full = [op.expand_dims(arg, 0, missing) for arg in args] if missing else args
     return op.stack(full, 0)
 
 
 def _widened(kind: CombineRule, arg: RelayExpr, call: Call, at: int, axis: int) -> RelayExpr | None:
-    """Return an argument with an entry at axis `at` for each of the call's channels, which are
-    along `axis`.
+    """Broadcast an argument to the extent of the call's channels along its axis `at`; None where
+    that is impossible.
     """
     shape, size = _shape(arg) or [], (_shape(call) or [])[axis]
     if at >= 0 and shape[at] == size:
@@ -327,20 +338,22 @@ def _widened(kind: CombineRule, arg: RelayExpr, call: Call, at: int, axis: int) 
 
 
 def combine(root: RelayExpr, kind: CombineRule, min_num_branches: int) -> RelayExpr:
-    """Return `root` with each group of at least `min_num_branches` calls of one scope as one call.
+    """Return `root` with every group of at least `min_num_branches` parallel calls combined into
+    one.
 
     Needs checked types.
     """
     group_of: dict[RelayExpr, _Group] = {}
     for group in _find_groups(root, kind):
+        # Cutting the result costs more than few calls save.
         if len(group.branches) >= min_num_branches:
             group_of.update(dict.fromkeys((branch[0] for branch in group.branches), group))
     slices: dict[RelayExpr, RelayExpr] = {}
     combined_groups: set[int] = set()
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Replace each call of a group by its slice; the first call met builds the slices
-        of all.
+        """Replace a grouped call by its slice; the first call of a group emits the combined
+        operator.
         """
         group = group_of.get(old)
         if group is not None and id(group) not in combined_groups:
@@ -359,6 +372,7 @@ def _find_groups(root: RelayExpr, kind: CombineRule) -> list[_Group]:
         for expr in scope.nodes:
             if not isinstance(expr, Call) or not isinstance(expr.op, Op):
                 continue
+            # Only constants and variables: a computed weight could depend on another branch.
             is_it = expr.op.name == kind.name and isinstance(expr.args[1], (Constant, Var))
             key = kind.key(expr) if is_it else None
             if key is not None:
@@ -369,7 +383,7 @@ def _find_groups(root: RelayExpr, kind: CombineRule) -> list[_Group]:
 
 
 def _users(scope: Scope) -> dict[RelayExpr, list[RelayExpr]]:
-    """Return the users of each expression of a scope, where nothing outside of it uses it."""
+    """Return the users of each expression that has none outside the scope."""
     users: dict[RelayExpr, list[RelayExpr]] = {}
     for expr in scope.nodes:
         for operand in operands(expr):
@@ -380,6 +394,7 @@ def _users(scope: Scope) -> dict[RelayExpr, list[RelayExpr]]:
 
 def _branch(call: Call, users: Mapping[RelayExpr, Sequence[RelayExpr]]) -> list[Call]:
     branch = [call]
+    # A value with several users ends the branch, since it must be cut for them.
     while len(next_users := users.get(branch[-1], ())) == 1:
         (user,) = next_users
         if not isinstance(user, Call) or not isinstance(user.op, Op):
@@ -401,12 +416,15 @@ def _combining(name: str, kind: CombineRule, min_num_branches: int, opt_level: i
 
 
 def CombineParallelConv2D(min_num_branches: int = 3) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file, for convolutions of one image."""
+    """Return a pass that combines parallel conv2d calls on the same data (TVM's
+    CombineParallelConv2D).
+    """
     return _combining("CombineParallelConv2d", CONV2D, min_num_branches)
 
 
 def CombineParallelDense(min_num_branches: int = 3, to_batch: bool = True) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file, for products of one matrix.
+    """Return a pass that combines parallel dense layers on the same data (TVM's
+    CombineParallelDense).
 
     Args:
         min_num_branches: The fewest calls that are combined.
@@ -418,17 +436,23 @@ def CombineParallelDense(min_num_branches: int = 3, to_batch: bool = True) -> Pa
 
 
 def CombineFewRows(min_num_branches: int = 2) -> Pass:  # noqa: N802
-    """Return the pass for dense layers with constant weights of few rows, as one wide layer."""
+    """Return a pass that combines parallel dense layers of few rows and constant weights into one
+    wide layer.
+    """
     return _combining("CombineFewRows", FEW_ROWS_DENSE, min_num_branches, 3)
 
 
 def CombineParallelBatchMatmul(min_num_branches: int = 3) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file, for batched products of one tensor."""
+    """Return a pass that combines parallel batch_matmul calls on the same data (TVM's
+    CombineParallelBatchMatmul).
+    """
     return _combining("CombineParallelBatchMatmul", BATCH_MATMUL, min_num_branches)
 
 
 def BatchingOps() -> Pass:  # noqa: N802
-    """Return all three passes, one after the other."""
+    """Return the sequence of the conv2d, dense and batch_matmul combining passes (TVM's
+    BatchingOps).
+    """
     return Sequential(
         (CombineParallelConv2D(), CombineParallelDense(), CombineParallelBatchMatmul()),
         "BatchingOps",

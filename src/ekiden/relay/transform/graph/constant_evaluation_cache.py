@@ -1,4 +1,4 @@
-"""Cache of results of large constants over the compilations of a process.
+"""Process-wide cache of constant-folding results for large constants.
 
 A model that is edited is compiled again and again, and its weights are scaled and packed as before.
 
@@ -37,7 +37,9 @@ MAX_CACHE_BYTES = 1 << 28
 
 @dataclass(slots=True, eq=False)
 class _CachedResult:
-    """Cached result, None where it was asked for but once, and the checksums of its sources."""
+    """Cache entry: the result (None after a single request), and its source arrays with their
+    checksums.
+    """
 
     sources: tuple[weakref.ref[Array], ...]
     value: Result | None = None
@@ -47,7 +49,7 @@ class _CachedResult:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the result."""
+        """Return the size of the result in bytes."""
         return sum(array.nbytes for array in _arrays(self.value))
 
 
@@ -58,15 +60,16 @@ class _Table:
     turns: Iterator[int] = field(default_factory=lambda: count(1))
 
     def holds_any(self, arrays: Sequence[Array]) -> bool:
-        """Return whether one of the arrays is a cached result: what is made of it was asked for as
-        often.
+        """Return whether one of the arrays is itself a cached result, so that values derived from
+        it recur as well.
         """
+        # A copy of the list: entries may be removed while it is walked.
         results = {id(a) for entry in list(self.entries.values()) for a in _arrays(entry.value)}
         return any(id(array) in results for array in arrays)
 
     def make_room(self, size: int, compilation: int) -> bool:
-        """Evict what only earlier compilations used, and return whether there is room for `size`
-        bytes.
+        """Evict results that only earlier compilations used; return whether `size` bytes
+        fit now.
         """
         stored = [entry for entry in list(self.entries.values()) if entry.value is not None]
         free_bytes = MAX_CACHE_BYTES - sum(used_entry.nbytes for used_entry in stored) - size
@@ -86,10 +89,11 @@ _COMPILATION: ContextVar[int] = ContextVar("turn", default=0)
 
 @contextmanager
 def cache_results() -> Iterator[None]:
-    """Cache results inside, where nobody changes arrays of the program.
+    """Enable the cache within a context in which nobody writes to the program's arrays.
 
     Not where arrays are to record what they were made of, which differs for each.
     """
+    # For small artifacts constants note how they are made, which a cached array does not.
     is_small = PassContext.current().option(SIZE) == "small"
     token = _COMPILATION.set(0 if is_small else next(_TABLE.turns))
     try:
@@ -99,7 +103,7 @@ def cache_results() -> Iterator[None]:
 
 
 def lookup(what: Hashable, arrays: Sequence[Array]) -> Result | None:
-    """Return the cached result, if there is one."""
+    """Return the cached result for the key and the arrays, or None."""
     entry = _TABLE.entries.get(_key(what, arrays)) if _COMPILATION.get() else None
     if entry is None or entry.value is None:
         return None
@@ -112,12 +116,13 @@ def lookup(what: Hashable, arrays: Sequence[Array]) -> Result | None:
 
 
 def store_result(what: Hashable, arrays: Sequence[Array], value: Result) -> Result:
-    """Cache a result if there is room and it was asked for before, and return it.
+    """Cache a result that was requested before, if there is room; return it.
 
     Arrays become constants, so that they are identified themselves. A view of a source is not
     cached, as it would keep the source alive.
     """
     compilation = _COMPILATION.get()
+    # Small arrays are recomputed faster than they are looked up.
     if not compilation or not any(map(_is_large, arrays)) or any(map(_is_object, arrays)):
         return value
     # Entries die with their sources; a result that is a view would prevent that.
@@ -125,6 +130,7 @@ def store_result(what: Hashable, arrays: Sequence[Array], value: Result) -> Resu
         return value
     key = _key(what, arrays)
     entry = _TABLE.entries.get(key)
+    # The first request only registers the key: most constants are folded once per process.
     if entry is None:
         forget = _entry_remover(key)
         refs = tuple(weakref.ref(source, forget) for source in arrays if _is_large(source))
@@ -134,6 +140,7 @@ def store_result(what: Hashable, arrays: Sequence[Array], value: Result) -> Resu
     size = sum(array.nbytes for array in _arrays(value))
     if not _TABLE.make_room(size, compilation):
         return value
+    # Viewed as the data of constants, which the constants of the program then share.
     constants = tuple(result_array.view(ConstantData) for result_array in _arrays(value))
     entry.checksums, entry.turn = _checksums(arrays), compilation
     entry.value = constants if isinstance(value, tuple) else constants[0]
@@ -141,7 +148,7 @@ def store_result(what: Hashable, arrays: Sequence[Array], value: Result) -> Resu
 
 
 def computed(what: Hashable, arrays: Sequence[Array], make: Callable[[], Result]) -> Result:
-    """Return the cached result, or compute it."""
+    """Return the cached result, or compute and store it."""
     result = lookup(what, arrays)
     return store_result(what, arrays, make()) if result is None else result
 
@@ -154,12 +161,15 @@ def _entry_remover(key: Hashable) -> Callable[[object], None]:
 
 
 def _key(what: Hashable, arrays: Sequence[Array]) -> Hashable:
+    # Large arrays are keyed by identity, since hashing their contents would cost as much as
+    # evaluation.
     return what, *map(_identity, arrays)
 
 
 def _identity(array: Array) -> Hashable:
     if _is_large(array):
         return id(array)
+    # Small arrays are compared by content.
     return str(array.dtype), array.shape, array.tobytes()
 
 
@@ -178,7 +188,7 @@ def _arrays(value: Result | None) -> tuple[Array, ...]:
 
 
 def _checksums(arrays: Sequence[Array]) -> tuple[int, ...]:
-    """Return the checksums of large arrays; one that is not C-contiguous is copied for it."""
+    """Return the checksums of the large arrays; non-contiguous ones are copied first."""
     plain = [np.ascontiguousarray(array).reshape(-1) for array in arrays if _is_large(array)]
     return tuple(checksum(flat.view(np.uint8).data) for flat in plain)
 

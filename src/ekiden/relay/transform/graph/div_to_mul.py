@@ -1,4 +1,5 @@
-"""Division by a constant as a multiplication by its inverse. Results may differ by one rounding.
+"""Strength reduction: replace division by a constant by multiplication with its reciprocal. Results
+may differ by one rounding.
 
 divide(%x, 4f)   ->   multiply(%x, 0.25f)
 """
@@ -28,5 +29,5 @@ def _divide(call: Call) -> RelayExpr | None:
 
 
 def DivToMul() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that replaces division by constants by multiplication (TVM's DivToMul)."""
     return call_pass("DivToMul", 0, lambda: {"divide": _divide})

@@ -1,4 +1,4 @@
-"""Compute equal pure calls once.
+"""Common subexpression elimination: evaluate equal pure calls once.
 
 add(nn.relu(%x), nn.relu(%x))   ->   %0 = nn.relu(%x); add(%0, %0)
 
@@ -43,11 +43,13 @@ FUSING_PATTERNS = (OpPattern.ELEMWISE, OpPattern.BROADCAST, OpPattern.INJECTIVE)
 
 
 def _key(expr: RelayExpr, function: RelayExpr | None) -> Key | None:
-    """Equal keys mean equal values; operands are told apart by identity, since they are unified
-    first. `function` is the innermost one around the expression.
+    """Return a key that equal values share (value numbering); operands compare by identity, since
+    they are unified first. `function` is the innermost one around the expression.
     """
     if isinstance(expr, Call) and isinstance(expr.op, Op) and not expr.op.definition.stateful:
         attrs = None if expr.attrs is None else structural_key(expr.attrs)
+        # Elementwise calls are shared within a function only, so that each closure can fuse its own
+        # copy.
         own = id(function) if expr.op.definition.pattern in FUSING_PATTERNS else None
         return (expr.op.name, own, attrs, *map(id, expr.args))
     if isinstance(expr, Tuple):
@@ -60,7 +62,9 @@ def _key(expr: RelayExpr, function: RelayExpr | None) -> Key | None:
 
 
 def eliminate_common_subexpr(root: RelayExpr, fskip: Skip | None = None) -> RelayExpr:
-    """Share equal calls below root. Only for expressions of one scope, as before A-normal form."""
+    """Return `root` with equal calls shared. Only for expressions of one scope, as before A-normal
+    form.
+    """
     first: dict[Key, RelayExpr] = {}
     functions = _innermost_functions(root)
 
@@ -72,7 +76,7 @@ def eliminate_common_subexpr(root: RelayExpr, fskip: Skip | None = None) -> Rela
 
 
 def _innermost_functions(root: RelayExpr) -> dict[RelayExpr, RelayExpr]:
-    """Expression -> the innermost function value around it, of those that are in one."""
+    """Map each expression inside a function value to the innermost enclosing function."""
     if not any(isinstance(e, Function) and not is_atom(e) for e in evaluation_order(root)):
         return {}
     functions: dict[RelayExpr, RelayExpr] = {}
@@ -88,7 +92,7 @@ def _innermost_functions(root: RelayExpr) -> dict[RelayExpr, RelayExpr]:
 
 
 def EliminateCommonSubexpr(fskip: Skip | None = None) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file.
+    """Return a pass that shares equal pure calls (TVM's EliminateCommonSubexpr).
 
     Expressions for which `fskip` is true are computed as often as they occur.
     """

@@ -1,10 +1,9 @@
-"""Write operators that have no kernels of their own as others.
+"""Expand operators without kernels of their own: gradient operators and hints.
 
-nn.max_pool2d_grad(%g, %x)            ->  the gradient of nn.max_pool2d(%x)
-nn.avg_pool2d_grad(%g, %x)            ->  the gradient of nn.avg_pool2d(%x)
-nn.conv2d_backward_weight(%g, %x)     ->  that of nn.conv2d(%x, %w) for %w
-annotation.checkpoint(%x)             ->  %x
-annotation.cast_hint(%x)              ->  %x
+nn.max_pool2d_grad(%g, %x)            ->  the gradient of nn.max_pool2d(%x) nn.avg_pool2d_grad(%g,
+%x)            ->  the gradient of nn.avg_pool2d(%x) nn.conv2d_backward_weight(%g, %x)     ->  that
+of nn.conv2d(%x, %w) for %w annotation.checkpoint(%x)             ->  %x annotation.cast_hint(%x)
+->  %x
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ else:
 
 
 def _expand(call: Call) -> RelayExpr:
-    """Expand a gradient operator (gradient, the other arguments) by the registered gradient.
+    """Expand a gradient operator (gradient, other arguments) by the forward operator's registered
+    gradient rule.
 
     Raises:
         CompileError: Where the gradient is not known.
@@ -53,7 +53,7 @@ def _expand(call: Call) -> RelayExpr:
 
 
 def _attributes(call: Call, forward: OpDef) -> Attrs | None:
-    """Return the attributes of the forward operator, among those of its gradient."""
+    """Return the forward operator's attributes, a subset of its gradient operator's."""
     kind, attrs = forward.attrs, call.attrs
     if kind is None or attrs is None:
         return None
@@ -61,7 +61,7 @@ def _attributes(call: Call, forward: OpDef) -> Attrs | None:
 
 
 def ExpandOps() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that expands gradient operators and removes hints."""
     return call_pass("ExpandOps", 0, _table)
 
 

@@ -1,4 +1,4 @@
-"""Use the faster, less exact form of functions that have one.
+"""Fast math: replace transcendental functions by faster approximations.
 
 exp(%x)   ->   fast_exp(%x)          likewise erf, tanh and nn.softmax
 """
@@ -20,7 +20,9 @@ def _fast(name: str) -> Rewrite:
 
 
 def FastMath() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that replaces exp, erf, tanh and softmax by fast approximations (TVM's
+    FastMath).
+    """
     return call_pass(
         "FastMath", 4, lambda: {n: _fast(row.fast) for n, row in OPS.rows() if row.fast}
     )

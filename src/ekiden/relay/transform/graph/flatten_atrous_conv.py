@@ -1,4 +1,5 @@
-"""Convolutions between block rearrangements, as the dilated convolutions that they are.
+"""Flatten atrous convolutions: space_to_batch_nd, conv and batch_to_space_nd become one dilated
+convolution.
 
     nn.batch_to_space_nd(nn.conv2d(nn.space_to_batch_nd(%x, [2, 2], [[2, 3], [2, 3]]), %w),
                          [2, 2], [[0, 1], [0, 1]])
@@ -38,13 +39,15 @@ SPATIAL_LAYOUTS = ("NHWC",)
 
 
 def _is_convolution(call: Call) -> bool:
-    """Return whether a call is a convolution, or one on integers."""
+    """Return whether a call is conv2d or its quantised form."""
     row = row_of(call)
     return row is not None and CONV_OPERATOR in (row.name, row.quantizes)
 
 
 def _pads_zero(blocks: space.SpaceToBatchNDAttrs, conv: Call) -> bool:
-    """Return whether the rearrangement pads what the convolution does: zero, or the zero point."""
+    """Return whether space_to_batch_nd pads with the convolution's own padding value: zero, or the
+    zero point.
+    """
     if op_of(conv) == CONV_OPERATOR:
         return float(blocks.pad_value) == 0
     point = conv.args[2]
@@ -57,8 +60,8 @@ def _padding(
     crops: space.BatchToSpaceNDAttrs,
     first: int,
 ) -> tuple[int, ...] | None:
-    """Return the padding of the dilated convolution, whose block axes begin at `first`; None if
-    there is none.
+    """Return the padding of the dilated convolution, whose block axes start at `first`; None if no
+    padding is equivalent.
     """
     own = attrs.padding
     sides = [list(own[:2]), list(own[2:])]
@@ -67,6 +70,7 @@ def _padding(
         for i, side in enumerate(sides):
             # One step of the inner convolution is `block` elements of the image.
             size = tidy(as_dim(pads[i]) - as_dim(cut[i]) + block * side[first + at])
+            # A negative border would crop, which convolutions cannot.
             if not isinstance(size, IntImm) or size.value < 0:
                 return None
             side[first + at] = size.value
@@ -80,6 +84,7 @@ def _flatten(back: Call) -> RelayExpr | None:
     if not isinstance(conv, Call) or not _is_convolution(conv):
         return None
     wide = None if shrunk is None else _call_of(conv.args[0], "expand_dims")
+    # Convolutions over one axis come with a height of 1 that is added and removed.
     to_batch = _call_of((conv if wide is None else wide).args[0], "nn.space_to_batch_nd")
     if to_batch is None or (wide is None) != (shrunk is None):
         return None
@@ -100,6 +105,7 @@ def _flatten(back: Call) -> RelayExpr | None:
     padding = _padding(attrs, blocks, crops, 2 - count)
     if padding is None or not _pads_zero(blocks, conv):
         return None
+    # An added height has no blocks.
     dilation = (1,) * (2 - count) + tuple(blocks.block_shape)
     dilated = attrs.with_fields(padding=padding, dilation=dilation)
     data = to_batch.args[0]
@@ -118,7 +124,7 @@ def _call_of(expr: RelayExpr, name: str) -> Call | None:
 
 
 def _are_spatial_axes(wide: Call | None, shrunk: Call | None, count: int) -> bool:
-    """Return whether the axes of the blocks are all of the convolution's, or its last one.
+    """Return whether the block axes are all spatial axes of the convolution, or its last one.
 
     The latter where an axis is inserted before the convolution and removed behind it.
     """
@@ -135,5 +141,5 @@ def _are_spatial_axes(wide: Call | None, shrunk: Call | None, count: int) -> boo
 
 
 def FlattenAtrousConv() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that flattens atrous convolutions (TVM's FlattenAtrousConv)."""
     return call_pass("FlattenAtrousConv", 0, lambda: {"nn.batch_to_space_nd": _flatten})

@@ -1,4 +1,4 @@
-"""Table of the floating-point rewrites that passes apply, with the tier of each.
+"""Table of value-changing floating-point rewrites with the tier and the passes of each.
 
 A pass that applies one asks `allows(name)` before it begins, so that the option
 "relay.float_rewrites" reaches every row. The equations of SimplifyExpr carry their tiers themselves
@@ -20,7 +20,7 @@ EXACT, ROUNDED, FREE = FloatTier
 
 @dataclass(frozen=True, slots=True)
 class FloatRewrite:
-    """A rewrite of floats: what it does, its tier, and the passes that make it."""
+    """Floating-point rewrite: its equation, its tier, and the passes that apply it."""
 
     name: str
     tier: FloatTier
@@ -82,7 +82,7 @@ _TIERS = {row.name: row.tier for row in FLOAT_REWRITES}
 
 
 def allows(name: str, context: PassContext | None = None) -> bool:
-    """Return whether a context (the current one) allows a rewrite of the table, by its name."""
+    """Return whether a pass context (default: the current one) allows the named rewrite."""
     return _TIERS[name] <= FloatTier.allowed(context)
 
 

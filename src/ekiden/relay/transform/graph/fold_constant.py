@@ -1,5 +1,5 @@
-"""Evaluate at compile time what depends on constants alone, with the reference semantics of each
-operator.
+"""Constant folding: evaluate calls of constants at compile time by the operators' reference
+semantics.
 
 add(1f, 2f)  ->  3f          (%a, %b).1  ->  %b          if (True) { %a } else { %b }  ->  %a
 shape_of(%x)  ->  [2, 3]     %x: Tensor[(2, 3), float32]
@@ -97,7 +97,7 @@ def _is_constant(expr: RelayExpr) -> bool:
 
 
 def has_symbols(attrs: Attrs) -> bool:
-    """Return whether attributes hold an expression that is not a constant."""
+    """Return whether an operator's attributes contain symbolic (non-constant) expressions."""
     values = [getattr(attrs, f.name) for f in fields_of(attrs)]
     while values:
         value = values.pop()
@@ -109,20 +109,21 @@ def has_symbols(attrs: Attrs) -> bool:
 
 
 def can_compute(op: Op, attrs: Attrs | None) -> bool:
-    """Return whether a call of known arguments can be computed at compile time.
+    """Return whether a call of constant arguments can be evaluated at compile time.
 
     It must be a kernel's work, without state, of known attributes, and must call nothing that may
     do more than return results.
     """
     row = op.definition
     is_work = row.reference is not None and row.lower is not None and not row.stateful
+    # Calls to external code may have effects, or not exist on the compiling machine.
     if isinstance(attrs, CallLoweredAttrs) and attrs.calls_out():
         return False
     return is_work and (attrs is None or not has_symbols(attrs))
 
 
 def _static_tensors(kind: Type | None) -> list[TensorType] | None:
-    """Return the tensors of a type; None if their shapes are not known in full."""
+    """Return the tensor types of a type, or None if a shape is not static."""
     fields = kind.fields if isinstance(kind, TupleType) else (kind,)
     tensors = [t for t in fields if isinstance(t, TensorType)]
     is_static = all(isinstance(d, IntImm) for t in tensors for d in t.shape)
@@ -142,7 +143,7 @@ def _constant(data: Array, kind: TensorType, span: Span | None) -> Constant:
 def _foldable(
     call: Call, kind: Type | None, is_passing: bool = False, origin_bytes: int | None = None
 ) -> list[TensorType] | None:
-    """Return the tensors that a call returns, None where it is not to be computed.
+    """Return the result types of a foldable call, or None.
 
     Args:
         call: The call.
@@ -152,6 +153,7 @@ def _foldable(
     """
     if not isinstance(call.op, Op):
         return None
+    # The elements of such operands are not read, so they need not be constant.
     if call.op.definition.shape_only:
         return (
             _static_tensors(kind)
@@ -170,12 +172,15 @@ def _foldable(
 
 
 def _fits(kinds: list[TensorType], origin_bytes: int) -> bool:
-    """Return whether a result may be kept that is made of constants of so many bytes."""
+    """Return whether results are small enough to store, given the size of the constants they derive
+    from.
+    """
     return sum(map(_bytes, kinds)) <= max(MAX_BYTES, MAX_GROWTH * origin_bytes)
 
 
 def _large_intermediates(root: RelayExpr) -> set[RelayExpr]:
-    """Return calls of constants whose results are too large to be stored, but are not stored.
+    """Return the calls of constants whose results exceed the size limit but are only intermediates
+    of small results.
 
     Whatever reads them is such a call, too, or one whose result fits beside the constants that all
     began with.
@@ -192,7 +197,10 @@ def _large_intermediates(root: RelayExpr) -> set[RelayExpr]:
             isinstance(expr, Call)
             and (kinds := _computable_tensors(expr, origin_bytes)) is not None
         ):
+            # An operand that occurs twice is stored once.
             origin_bytes[expr] = sum(origin_bytes[a] for a in set(expr.args))
+            # The limit relates to the original constants, not to the intermediates, or chains could
+            # grow without bound.
             if not _fits(kinds, origin_bytes[expr]):
                 large.append((expr, sum(map(_bytes, kinds))))
     if not large:
@@ -215,7 +223,7 @@ def _large_intermediates(root: RelayExpr) -> set[RelayExpr]:
 
 
 def _computable_tensors(call: Call, origin_bytes: dict[RelayExpr, int]) -> list[TensorType] | None:
-    """Return the tensors that a call returns, if it can be computed of what is known."""
+    """Return the result types of a call whose arguments are all known at compile time, or None."""
     if not isinstance(call.op, Op) or not all(a in origin_bytes for a in call.args):
         return None
     return (
@@ -224,7 +232,7 @@ def _computable_tensors(call: Call, origin_bytes: dict[RelayExpr, int]) -> list[
 
 
 def _constant_bytes(call: Call) -> int:
-    """Return the bytes of constant arguments, which results are measured against.
+    """Return the size of a call's constant arguments in bytes.
 
     16 MB of packed weights of 1 MB are folded, and `zeros` of 16 MB are left to the program.
     """
@@ -232,7 +240,7 @@ def _constant_bytes(call: Call) -> int:
 
 
 def _arrays(call: Call) -> list[Array]:
-    """Return the arrays of constant arguments."""
+    """Return the arrays of a call's constant arguments."""
     values = [_value(a) for a in call.args if _is_constant(a)]
     return [d for value in values for d in (value if isinstance(value, tuple) else (value,))]
 
@@ -252,21 +260,23 @@ def _evaluate(call: Call) -> Array | tuple[Array, ...]:
 
 
 def _computation_key(call: Call) -> Hashable:
-    """Return a key of what is computed: all that a result depends on beside the arrays."""
+    """Return the cache key of a computation: everything its result depends on besides the
+    arrays.
+    """
     assert isinstance(call.op, Op)
     fields = tuple(len(a.fields) if isinstance(a, Tuple) else -1 for a in call.args)
     return call.op.definition.reference, structural_digest(call.attrs), fields
 
 
 def _computed(call: Call) -> Array | tuple[Array, ...]:
-    """Return the value of a call of constants, which the cache may have for large ones."""
+    """Evaluate a call of constants, through the cache if they are large."""
     if not all(map(_is_constant, call.args)) or _constant_bytes(call) < MIN_CACHED_BYTES:
         return _evaluate(call)
     return computed(_computation_key(call), _arrays(call), lambda: _evaluate(call))
 
 
 def _of_type(expr: RelayExpr) -> Array:
-    """Return zeros of the type of a tensor, in the memory of one element.
+    """Return zeros of an expression's tensor type, broadcast from one element.
 
     What reads the shape alone gets strides of 0, whatever the extents.
     """
@@ -287,6 +297,7 @@ def _fold_call(
         return call
     assert isinstance(call.op, Op)
     if not call.op.definition.shape_only:
+        # An error that names the operator is better than one of the allocator.
         check_room(sum(map(_bytes, kinds)), f"the value of '{call.op.name}'")
     try:
         value = begun.pop(call)() if call in begun else _computed(call)
@@ -303,7 +314,8 @@ def _fold_call(
 
 
 def _note_source(folded: Constant, call: Call) -> None:
-    """Note how a result is made, for artifacts that are to stay small.
+    """Record the call that produced a constant, so that small artifacts can recompute it when
+    loaded.
 
     A result larger than what it is made of is then computed when the artifact is loaded.
     """
@@ -322,8 +334,8 @@ def _is_array(expr: RelayExpr) -> bool:
 
 
 def stored_arrays(constant: RelayExpr) -> list[Array]:
-    """Return the arrays that an artifact stores for a constant: its own, or what it is made of at
-    load.
+    """Return the arrays that an artifact stores for a constant: its own, or those it is recomputed
+    from when loaded.
     """
     arrays: list[Array] = []
     waiting = [constant]
@@ -346,22 +358,26 @@ def _value(expr: RelayExpr) -> Array | tuple[Array, ...]:
 
 
 def fold_call(call: Call) -> RelayExpr:
-    """Fold one typed call, if it depends on constants alone."""
+    """Fold one typed call if all its arguments are constants."""
     return _fold_call(call, call.checked_type, {})
 
 
 def fold_constant(root: RelayExpr) -> RelayExpr:
-    """Fold an expression whose checked types are known. Only what has no effect is dropped."""
+    """Fold the constant subexpressions of a typed expression. Only what has no effect is
+    dropped.
+    """
     large = _large(root)
     # Importing the thread pool would take longer than the work.
     if sum(map(_constant_bytes, large)) < MIN_PARALLEL_BYTES:
         return _fold(root, {})
+    # NumPy releases the interpreter's lock in large operations.
     with futures.ThreadPoolExecutor(environment.compile_jobs()) as pool:
         return _fold(root, {call: _start_evaluation(call, pool) for call in large})
 
 
 def _large(root: RelayExpr) -> list[Call]:
-    """Return the calls that take large constants, weights that are packed or transformed.
+    """Return the foldable calls with large constant arguments, such as weights to pack or
+    transform.
 
     Each is computed in a thread, as the work is NumPy's, which releases the GIL.
     """
@@ -376,7 +392,9 @@ def _large(root: RelayExpr) -> list[Call]:
 
 
 def _start_evaluation(call: Call, pool: futures.ThreadPoolExecutor) -> Values:
-    """Start the evaluation of a call of large constants in a thread, if it is not cached."""
+    """Submit the evaluation of a call of large constants to a thread pool, unless its result is
+    cached.
+    """
     what, arrays = _computation_key(call), _arrays(call)
     cached = lookup(what, arrays)
     if cached is not None:
@@ -393,7 +411,7 @@ def _fold(root: RelayExpr, begun: dict[RelayExpr, Values]) -> RelayExpr:
     passing = _large_intermediates(root)
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Fold a node, and note whether anything in it has an effect.
+        """Fold a node, and record whether it contains an effect.
 
         What has an effect is not evaluated, nor what contains it. A function value has none of its
         body's.
@@ -420,7 +438,8 @@ def _fold_with_origin(
     begun: dict[RelayExpr, Values],
     is_passing: bool,
 ) -> RelayExpr:
-    """Fold a call. Its growth is measured by the constants that all began with.
+    """Fold a call, and record the total size of the constants it originates from. Its growth is
+    measured by the constants that all began with.
 
     Measured call by call, and pass by pass, a value that doubles would have no bound.
     """
@@ -432,12 +451,13 @@ def _fold_with_origin(
     if folded is not new:
         for constant in folded.fields if isinstance(folded, Tuple) else (folded,):
             if isinstance(constant, Constant) and isinstance(constant.data, ConstantData):
+                # So that growth is measured against the first constants, not step by step.
                 constant.data.origin_bytes = origin_bytes
     return folded
 
 
 def _origin(constant: RelayExpr) -> int:
-    """Return the bytes of the constants that a constant was made of: its own, if of none."""
+    """Return the total size of the constants that a constant was folded from, or its own size."""
     assert isinstance(constant, Constant)
     made_of = getattr(constant.data, "origin_bytes", -1)
     return constant.data.nbytes if made_of < 0 else made_of
@@ -446,8 +466,10 @@ def _origin(constant: RelayExpr) -> int:
 def _rewrite(new: RelayExpr, effects: set[RelayExpr]) -> RelayExpr:
     match new:
         case TupleGetItem(tuple_value=Tuple(fields=fields) as tuple_expr, index=index):
+            # An unused field with an effect must still be evaluated.
             return new if tuple_expr in effects else fields[index]
         case If(cond=Constant(data=data), true_branch=yes, false_branch=no):
+            # The branch that is dropped has not been evaluated, so its effects do not matter.
             return yes if bool(data) else no
         case _:
             return new
@@ -459,7 +481,7 @@ def _fold_constant(module: IRModule, context: PassContext) -> IRModule:
 
 
 def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file.
+    """Return a pass that folds constants (TVM's FoldConstant).
 
     Args:
         fold_qnn: Whether operators of quantized tensors are folded too, by their reference
@@ -477,7 +499,7 @@ def FoldConstant(fold_qnn: bool = False) -> Pass:  # noqa: N802
 def FoldConstantExpr(  # noqa: N802
     expr: RelayExpr, mod: IRModule | None = None, fold_qnn: bool = False
 ) -> RelayExpr:
-    """Fold one expression (TVM's name).
+    """Fold one expression (TVM's FoldConstantExpr).
 
     Args:
         expr: The expression.
@@ -485,6 +507,7 @@ def FoldConstantExpr(  # noqa: N802
         fold_qnn: Whether operators of quantized tensors are folded too.
     """
     names = set() if mod is None else {v.name_hint for v in mod.functions}
+    # The module may have a function of that name already.
     entry = next(n for n in chain(("main",), map("main_{}".format, count())) if n not in names)
     module = IRModule() if mod is None else mod
     folded = FoldConstant(fold_qnn)(module.with_function(entry, closed(expr)))[entry]
@@ -493,10 +516,10 @@ def FoldConstantExpr(  # noqa: N802
 
 
 def _fold_quantised(body: RelayExpr) -> RelayExpr:
-    """Fold the constant calls of a body, those of the dialect of quantized tensors too."""
+    """Fold the constant calls of a body, including those of qnn operators."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Replace a qnn call on constants by the constant that its reference computes."""
+        """Fold a qnn call of constants by its reference implementation."""
         if not isinstance(new, Call) or not isinstance(new.op, Op):
             return new
         row, kind = new.op.definition, old.checked_type
@@ -513,4 +536,5 @@ def _fold_quantised(body: RelayExpr) -> RelayExpr:
             return new
         return _constant(value, kind, new.span) if isinstance(value, np.ndarray) else new
 
+    # The quantized calls may turn more operands into constants.
     return fold_constant(rewrite_graph(fold_constant(body), rewrite))

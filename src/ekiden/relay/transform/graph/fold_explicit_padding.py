@@ -1,4 +1,5 @@
-"""Give the zeros that are put around an image to the convolution or pooling that reads it.
+"""Fold explicit padding: an nn.pad moves into the padding attribute of the convolution or pooling
+that reads it.
 
 nn.conv2d(nn.pad(%x, 0, pad_width=[[0, 0], [0, 0], [1, 1], [1, 1]]), %w)
 ->  nn.conv2d(%x, %w, padding=[1, 1, 1, 1])
@@ -28,12 +29,16 @@ else:
 
 
 def _padding(data: Call, layout: str) -> list[int] | None:
-    """(before each spatial axis..., after each...) of a constant pad, if it can be taken over."""
+    """Return the constant pad widths (before each spatial axis, then after each), or None if they
+    cannot be folded.
+    """
     attrs, value = data.attrs, data.args[1]
     assert isinstance(attrs, pad.PadAttrs)
     if not isinstance(value, Constant) or value.data.size != 1 or attrs.pad_mode != "constant":
         return None
+    # Padding of batch or channels has no counterpart in the operator's attributes.
     spatial = [i for i, axis in enumerate(layout) if axis not in "NC"]
+    # Symbolic widths become -1, which is refused below.
     widths = [(w if isinstance(w, int) else -1) for pair in attrs.pad_width for w in pair]
     other_widths = [widths[2 * i : 2 * i + 2] for i in range(len(layout)) if i not in spatial]
     if min(widths) < 0 or any(map(any, other_widths)):
@@ -51,13 +56,14 @@ def _is_zero(call: Call, value: float) -> bool:
 
 
 def _is_lowest(call: Call, value: float) -> bool:
-    """Return whether a value is minus infinity; or the lowest number, where no window is in the
-    border alone.
+    """Return whether a pad value is -inf, or the lowest float where no window lies in the padding
+    entirely.
     """
     if value == -np.inf:
         return True
     attrs = call.attrs
     assert isinstance(attrs, MaxPoolAttrs)
+    # A window of border alone would give the lowest number instead of minus infinity.
     reach = [(k - 1) * d + 1 for k, d in zip(attrs.pool_size, attrs.dilation, strict=True)]
     fits = all(p < wide for p, wide in zip(attrs.padding, [*reach, *reach], strict=True))
     return fits and value == float(np.finfo(np.float32).min)
@@ -91,11 +97,14 @@ def _fold(call: Call) -> Call | None:
     value = inner.args[1]
     assert isinstance(value, Constant)
     fits = BORDER_TESTS[call.op.definition.borders]
+    # Tested with the total padding, on which the answer may depend.
     return folded if fits(folded, float(value.data.item())) else None
 
 
 def FoldExplicitPadding() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that folds nn.pad into convolutions and poolings (TVM's
+    FoldExplicitPadding).
+    """
     return call_pass(
         "FoldExplicitPadding",
         0,

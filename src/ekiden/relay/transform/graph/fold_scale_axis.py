@@ -1,4 +1,4 @@
-"""Folding of multiplications and additions by constants into one another and into weights.
+"""Fold scales and biases by constants into each other and into weights.
 
     multiply(nn.conv2d(%x, W), s)       ->  nn.conv2d(%x, W * s)   s: a value per output channel
     multiply(add(%x, b), s)             ->  add(%y, b * s)         y: a %x that s goes into
@@ -55,12 +55,12 @@ from ekiden.relay.transform.language.scopes import (
 
 
 def op_of(expr: RelayExpr) -> str:
-    """Return the name of the operator that an expression calls; empty if it calls none."""
+    """Return the name of the called operator, or "" for any other expression."""
     return expr.op.name if isinstance(expr, Call) and isinstance(expr.op, Op) else ""
 
 
 def row_of(expr: RelayExpr) -> OpDef | None:
-    """Return the row of the operator that an expression calls."""
+    """Return the definition of the called operator, or None."""
     return expr.op.definition if isinstance(expr, Call) and isinstance(expr.op, Op) else None
 
 
@@ -70,16 +70,14 @@ def _linear(expr: RelayExpr) -> Linear:
 
 
 def same_shape(a: TensorType, b: TensorType) -> bool:
-    """Return whether two tensors are known to have one shape."""
+    """Return whether two tensor types are provably of equal shape."""
     return len(a.shape) == len(b.shape) and all(
         prove_equal(x, y) for x, y in zip(a.shape, b.shape, strict=True)
     )
 
 
 class _Folder:
-    """Folder that rewrites one graph bottom-up; `uses` counts how often each (new) expression is
-    used.
-    """
+    """Bottom-up folder of one graph, with use counts of the rewritten expressions."""
 
     def __init__(self, root: RelayExpr) -> None:
         self.order = evaluation_order(root)
@@ -89,10 +87,11 @@ class _Folder:
         self.new: dict[RelayExpr, RelayExpr] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """Return the folded graph."""
+        """Return the graph with scales and biases folded."""
         for expr in self.order:
             rewritten = self._rewrite(expr, with_children(expr, self.new))
             self.new[expr] = rewritten
+            # Counted for the new expression, as rules ask about new operands.
             self.uses[rewritten] = self.old_uses[expr]
         return self.new[root]
 
@@ -113,6 +112,7 @@ class _Folder:
             or not isinstance(data_type, TensorType)
         ):
             return new
+        # Products of integers wrap, and a constant of higher rank would broadcast the data.
         if not is_float(kind.dtype) or not same_shape(kind, data_type):
             return new
         folded = self._fold(
@@ -147,7 +147,7 @@ class _Folder:
         return self._absorbed(data, value) or self._made(op.multiply(data, Constant(value)))
 
     def _absorbed(self, data: RelayExpr, value: Array) -> RelayExpr | None:
-        """Return `data` times a constant, where another constant can absorb it.
+        """Return `data` scaled by a constant that one of its own constants absorbs, or None.
 
         A sum alone cannot: its terms would be rounded once more.
         """
@@ -161,6 +161,7 @@ class _Folder:
                 return None if product is None else self._multiply(data.args[0], product)
             if linear is Linear.SHIFTS:
                 shift = merged_product(last.data, value)
+                # (x + b) * s = x * s + b * s pays only if something below absorbs s.
                 inner = None if shift is None else self._absorbed(data.args[0], value)
                 if inner is None or shift is None:
                     return None
@@ -170,8 +171,9 @@ class _Folder:
 
 
 def _terms(expr: RelayExpr) -> Array | None:
-    """Return how large the terms of a convolution or dense layer are, by its constant weight; None
-    for what sums no such terms."""
+    """Return the largest weight magnitude of a convolution or dense layer, a bound on its terms;
+    None for other expressions.
+    """
     row = row_of(expr)
     if row is None or row.channels is None or not isinstance(expr, Call):
         return None
@@ -180,8 +182,8 @@ def _terms(expr: RelayExpr) -> Array | None:
 
 
 def full_rank(call: Call, value: Array, rank: int) -> Array:
-    """Return the constant with leading ones up to the rank of the result; for bias_add, along its
-    axis.
+    """Reshape a constant to the result's rank by leading unit axes; a bias_add bias along
+    its axis.
     """
     if op_of(call) == "nn.bias_add":
         axis = int(getattr(call.attrs, "axis", 1)) % rank
@@ -190,8 +192,8 @@ def full_rank(call: Call, value: Array, rank: int) -> Array:
 
 
 def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
-    """Return `call` with its weight scaled per output channel, or None if the constant varies along
-    another axis.
+    """Return the call with its weight scaled per output channel, or None if the constant varies
+    along another axis.
     """
     row = row_of(call)
     if row is None or row.channels is None or not isinstance(call.args[1], Constant):
@@ -204,9 +206,11 @@ def _scale_weight(call: Call, value: Array) -> RelayExpr | None:
     if weight.dtype != value.dtype:  # int8 summed as float32: the weight cannot hold its product
         return None
     axis %= value.ndim
+    # A factor that varies within a channel cannot be moved into the weight.
     if any(d != 1 for i, d in enumerate(value.shape) if i != axis):
         return None
     scale = value.reshape([-1 if i == weight_axis else 1 for i in range(weight.ndim)])
+    # Large weights are scaled once for several compilations.
     scaled = lookup(scaled_terms, (weight, scale))
     if scaled is None:
         terms = scaled_terms(weight, scale)
@@ -225,5 +229,5 @@ def _fold_scale_axis(module: IRModule, context: PassContext) -> IRModule:
 
 
 def FoldScaleAxis() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that folds constant scales and biases (TVM's FoldScaleAxis)."""
     return Pass("FoldScaleAxis", _fold_scale_axis, 3, (InferType(),))

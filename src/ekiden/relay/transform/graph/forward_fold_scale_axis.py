@@ -1,4 +1,5 @@
-"""Folding of multiplications before convolutions and dense layers into their weights.
+"""Forward folding of scales: multiplications before convolutions and dense layers move into their
+weights.
 
     nn.conv2d(multiply(%x, %s), %w)                 ->  nn.conv2d(%x, %w * %s)
     nn.conv2d(nn.relu(multiply(%x, s)), %w)         ->  nn.conv2d(nn.relu(%x), %w * s)     s > 0
@@ -56,7 +57,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class _AcceptedScale:
-    """Scale that the readers of a value accept: along axes, perhaps one above 0, or never 0."""
+    """Scale that all users of a value can absorb: its axes, and whether it must be positive or
+    non-zero.
+    """
 
     axes: Axes
     positive: bool = False
@@ -64,7 +67,7 @@ class _AcceptedScale:
 
 
 class _Folder:
-    """Folder of one graph: users first to find what they accept, then operands first to fold."""
+    """Folder of one graph: backward to find the scales that users absorb, forward to rewrite."""
 
     def __init__(self, root: RelayExpr) -> None:
         self.root, self.order = root, evaluation_order(root)
@@ -74,7 +77,7 @@ class _Folder:
         """Of an expression whose new form lacks a factor: that, along the axes wanted."""
 
     def run(self) -> RelayExpr:
-        """Return the folded graph."""
+        """Return the graph with scales folded into weights."""
         self._ask()
         for expr in self.order:
             self.new[expr] = self._folded(expr)
@@ -86,6 +89,7 @@ class _Folder:
         for expr in reversed(self.order):
             answers = answers_of.get(expr, [])
             first = answers[0] if answers else None
+            # One reader that takes no scale would see data that lacks it.
             if first is not None and all(a is not None and a.axes == first.axes for a in answers):
                 self.wanted[expr] = _AcceptedScale(
                     first.axes,
@@ -98,17 +102,20 @@ class _Folder:
                 answers_of.setdefault(operand, []).append(self._accepted_for(expr, i))
 
     def _accepted_for(self, expr: RelayExpr, at: int) -> _AcceptedScale | None:
-        """Return the scale that an expression accepts of operand number `at`."""
+        """Return the scale that an expression can absorb from operand `at`, or None."""
         channels, row = channels_of(expr), row_of(expr)
         if channels is not None:
             return _AcceptedScale(channels.read) if at == 0 else None
         accepted = self.wanted.get(expr)
         if accepted is None or row is None:
             return None
+        # relu(s * x) = s * relu(x) only for s > 0.
         if row.homogeneous:
             return replace(accepted, positive=True)
+        # s * x + b = s * (x + b / s): the addend is divided by the scale, which must not be 0.
         is_sum = row.linear in (Linear.SHIFTS, Linear.SHIFTS_BACK)
         is_data = is_sum and data_arguments(expr, accepted.axes) == [at]
+        # (s * x + b) = s * (x + b / s), which needs a scale without zeros.
         return replace(accepted, divides=True) if is_data else None
 
     def _folded(self, expr: RelayExpr) -> RelayExpr:
@@ -125,6 +132,7 @@ class _Folder:
         if (channels := channels_of(expr)) is not None:
             near = channels.scaled_as_read(expr.args[1], scale)
             weight = times(self.new[expr.args[1]], near, scaled_terms)
+            # The weight would leave its range, so the data gets its scale back.
             if weight is None:
                 data = self._put_back(expr.args[0], scale, channels.read)
                 return expr.with_fields(args=(data, self.new[expr.args[1]]))
@@ -136,8 +144,8 @@ class _Folder:
         return self._shifted(expr, expr.args.index(scaled[0]), scale, accepted)
 
     def _take_scale(self, call: Call, accepted: _AcceptedScale) -> RelayExpr | None:
-        """Return the data of a multiplication, whose scale is passed on; None where it may
-        not be.
+        """Fold a multiplication away: return its data operand, and record the scale; None where
+        that is not allowed.
         """
         kind = call.checked_type
         assert isinstance(kind, TensorType)
@@ -154,11 +162,11 @@ class _Folder:
         return None
 
     def _put_back(self, data: RelayExpr, scale: Scale, axes: Axes) -> RelayExpr:
-        """Multiply data that lacks a scale by it."""
+        """Multiply data by the scale that was folded out of it."""
         return op.multiply(self.new[data], scale.along(data, axes).expr)
 
     def _shifted(self, call: Call, at: int, scale: Scale, accepted: _AcceptedScale) -> RelayExpr:
-        """Return a sum without the scale of its data: the addend is divided by it.
+        """Fold a scale through a sum, by dividing the addend by it.
 
         Where the quotient is no number of full precision the scale stays before the sum.
         """
@@ -188,5 +196,5 @@ def _forward_fold_scale_axis(module: IRModule, context: PassContext) -> IRModule
 
 
 def ForwardFoldScaleAxis() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file (TVM's name)."""
+    """Return a pass that folds scales forward into weights (TVM's ForwardFoldScaleAxis)."""
     return _forward_fold_scale_axis

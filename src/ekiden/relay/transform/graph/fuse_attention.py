@@ -1,5 +1,5 @@
-"""Fusion of scores, softmax and the product with the values into one operator, with the
-transpositions of all four tensors.
+"""Fuse scaled dot-product attention (two batch matmuls around a softmax) into one operator, with
+surrounding transposes.
 
     %q = reshape(transpose(%x, axes=[0, 2, 1, 3]), newshape=[b * h, s, d]); %k, %v likewise
     %0 = reshape(nn.batch_matmul(%q, %k), newshape=[b, h, s, t]);
@@ -85,14 +85,14 @@ def _same(a: Sequence[PrimExpr], b: Sequence[PrimExpr]) -> bool:
 
 
 def _number(expr: RelayExpr) -> float | None:
-    """Return the one element of a constant."""
+    """Return the value of a scalar constant, or None."""
     if isinstance(expr, Constant) and expr.data.size == 1 and expr.data.dtype.kind == "f":
         return float(expr.data.reshape(()))
     return None
 
 
 def _factor(call: Call) -> tuple[RelayExpr, float] | None:
-    """(x, c) of x * c, c * x and x / c."""
+    """Match x * c, c * x or x / c; return (x, factor), or None."""
     lhs, rhs = call.args
     by = _number(rhs)
     if _name(call) == "divide":
@@ -105,7 +105,9 @@ def _factor(call: Call) -> tuple[RelayExpr, float] | None:
 
 @dataclass(slots=True)
 class _Operand:
-    """A tensor of the attention, with a letter for each axis: n for batch and head together."""
+    """Operand of the attention with one letter per axis (b, h, s, d; n for batch and heads
+    merged).
+    """
 
     expr: RelayExpr
     layout: str
@@ -113,11 +115,13 @@ class _Operand:
 
     @property
     def dims(self) -> dict[str, PrimExpr]:
-        """Return the dimensions by letter."""
+        """Return the dimensions by axis letter."""
         return dict(zip(self.layout, _shape(self.expr), strict=True))
 
     def peel(self) -> None:
-        """Look through factors, transpositions, and the reshape that joins batch and head."""
+        """Absorb scales, transposes and head-merging reshapes of the operand into its layout and
+        factor.
+        """
         while call := _call(self.expr, "transpose", "reshape", "multiply", "divide"):
             name, source = _name(call), call.args[0]
             if name == "transpose":
@@ -126,6 +130,7 @@ class _Operand:
                 self.layout = "".join(self.layout[axes.index(i)] for i in range(len(axes)))
             elif name == "reshape":
                 shape = _shape(source)
+                # Only a reshape that joins batch and heads keeps the letters.
                 if self.layout[0] != "n" or not _joins_heads(shape, _shape(call)):
                     return
                 self.layout = "bh" + self.layout[1:]
@@ -139,7 +144,7 @@ class _Operand:
             self.expr = source
 
     def split(self, batch: PrimExpr, heads: PrimExpr) -> bool:
-        """Make it one of four axes; whether batch and heads are those."""
+        """Split a merged axis into batch and heads; return whether these are the given extents."""
         if "n" in self.layout:
             shape = list(_shape(self.expr))
             at = self.layout.index("n")
@@ -150,7 +155,7 @@ class _Operand:
 
 
 def _is_per_row(condition: RelayExpr, scores: RelayExpr) -> bool:
-    """Return whether a condition is one of rows, and broadcasts to scores of any width."""
+    """Return whether a condition has one value per row and broadcasts to the scores."""
     shape = _shape(condition)
     rows = _shape(scores)[-len(shape) : -1]
     fits = all(is_const(c, 1) or prove_equal(c, r) for c, r in zip(shape, rows, strict=False))
@@ -158,13 +163,13 @@ def _is_per_row(condition: RelayExpr, scores: RelayExpr) -> bool:
 
 
 def _joins_heads(four: Shape, three: Shape) -> bool:
-    """Return whether [b, h, x, y] became [b * h, x, y]."""
+    """Return whether [b, h, x, y] was reshaped to [b * h, x, y]."""
     return len(four) == 4 and len(three) == 3 and _same(four[2:], three[1:])
 
 
 @dataclass(slots=True)
 class _Scores:
-    """Chain of operators between the first product and the softmax."""
+    """Operators between the first product and the softmax: scale, biases, masks."""
 
     scale: float = 1.0
     biases: list[RelayExpr] = field(default_factory=list)
@@ -178,7 +183,7 @@ class _Scores:
 
 @dataclass(frozen=True, slots=True)
 class _Probabilities:
-    """Left side of the second product: a softmax, and where zeros replace it."""
+    """Attention probabilities: the softmax, and the rows that are replaced by zeros."""
 
     softmax: Call
     empty: RelayExpr | None = None
@@ -186,31 +191,32 @@ class _Probabilities:
 
 
 class _Fuser:
-    """Fuser of one function."""
+    """Matcher and rewriter of attention patterns in one function."""
 
     def __init__(self, root: RelayExpr) -> None:
         self.users = users_below(root)
         self.uses: dict[RelayExpr, int] = {}
 
     def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Rewrite an expression whose operands are rewritten."""
+        """Rewrite an expression whose operands are already rewritten."""
         fused: RelayExpr | None = None
         if product := _call(new, "nn.batch_matmul"):
             fused = self.attention(product)
         elif transpose := _call(new, "transpose"):
             fused = self.turned(transpose)
         result = new if fused is None else typed(fused)
+        # Counts are of old expressions, and looked up by new ones.
         self.uses[result] = len(self.users.get(old, ()))
         return result
 
     def is_own(self, expr: RelayExpr) -> bool:
-        """Return whether one expression alone uses it."""
+        """Return whether an expression has a single use."""
         return self.uses.get(expr) == 1
 
     # The chain from the second product to the first.
 
     def shares(self, product: Call) -> _Probabilities | None:
-        """Match the softmax over the last axis that is a product's left side.
+        """Match the softmax over the last axis that is the left operand of a product.
 
         A choice may put zeros in its place: in some rows, or for NaN.
         """
@@ -233,6 +239,7 @@ class _Fuser:
             if _number(instead) != 0.0:
                 return None
         softmax = _call(lhs, "nn.softmax")
+        # The fused kernel never stores the probabilities, so nothing else may read them.
         if softmax is None or self.uses.get(softmax) != uses:
             return None
         if getattr(softmax.attrs, "axis", -1) not in (-1, rank - 1):
@@ -240,7 +247,9 @@ class _Fuser:
         return _Probabilities(softmax, empty, is_nan)
 
     def scores(self, expr: RelayExpr) -> tuple[Call, _Scores] | None:
-        """Match the first product and what is applied to it."""
+        """Match the query-key product and the operators applied to it; None if it does not
+        match.
+        """
         chain = _Scores()
         for _ in range(MAX_STEPS):
             # Scores with another user must be stored anyway, so fusing would compute them twice.
@@ -257,8 +266,8 @@ class _Fuser:
         return None
 
     def step(self, call: Call, chain: _Scores) -> RelayExpr | None:
-        """Record one operator, and return the scores before it; None if it is none of
-        those known.
+        """Record one operator of the score chain, and return its scores operand; None for an
+        unsupported operator.
         """
         match _name(call):
             case "reshape":
@@ -269,8 +278,11 @@ class _Fuser:
                 factored = _factor(call)
                 if factored is None:
                     return None
+                # The walk goes backwards: factors that come after a bias would scale it too.
                 chain.scale *= factored[1]
                 return factored[0]
+            # The chain is matched from the softmax backward: a scale seen before a bias would scale
+            # the bias, too.
             case "add" if chain.scale == 1.0:
                 for inner, bias in (call.args, call.args[::-1]):
                     # Either operand may be the scores; only one of them comes from a product.
@@ -282,7 +294,9 @@ class _Fuser:
         return None
 
     def choice(self, call: Call, chain: _Scores) -> RelayExpr | None:
-        """Record where(seen, x, c) as x + where(seen, 0, c), if c hides whatever is added to it."""
+        """Record the mask where(seen, x, c) as the bias where(seen, 0, c), for c so low that added
+        scores vanish.
+        """
         condition, yes, no = call.args
         dtype = _kind(call).dtype
         zero = Constant(np.zeros((), dtype))
@@ -298,7 +312,7 @@ class _Fuser:
         return None
 
     def leads_to_product(self, expr: RelayExpr) -> bool:
-        """Return whether there is a product behind operators that can be matched."""
+        """Return whether an expression derives from a batch_matmul through matchable operators."""
         stack = [expr]
         for _ in range(MAX_STEPS):
             if not stack:
@@ -313,7 +327,9 @@ class _Fuser:
     # The operator.
 
     def attention(self, product: Call) -> RelayExpr | None:
-        """Return the attention that ends in a product."""
+        """Match the attention that ends in a product, and return the fused operator; None if there
+        is none.
+        """
         if getattr(product.attrs, "transpose_a", False) or _kind(product).dtype != "float32":
             return None
         shares = self.shares(product)
@@ -331,7 +347,7 @@ class _Fuser:
 
     def made(self, product: Call, scores: _Scores, query: _Operand, key: _Operand,
              value: _Operand) -> RelayExpr | None:  # fmt: skip
-        """Return the attention operator in the shape of the product."""
+        """Build the attention operator, reshaped like the product."""
         operands = (query, key, value)
         total = query.dims["n"]
         for operand in operands:
@@ -348,6 +364,7 @@ class _Fuser:
             return None
         layouts = (query.layout, key.layout, value.layout, "bhsd")
         scale = scores.scale * query.factor * key.factor
+        # Factors of the operands and of the scores are one scale.
         call = op.nn.attention(
             query.expr, key.expr, value.expr, bias, scale,
             layouts=layouts, nan_as_zero=scores.nan_as_zero,
@@ -367,7 +384,7 @@ class _Fuser:
         return total, const(1)
 
     def turned(self, call: Call) -> RelayExpr | None:
-        """Return transpose(attention) as an attention that writes in that order."""
+        """Fold a transpose of an attention's result into its output layout."""
         assert isinstance(call.attrs, TransposeAttrs)
         inner = call.args[0]
         while (shaped := _call(inner, "reshape")) and self.is_own(shaped):
@@ -389,15 +406,15 @@ class _Fuser:
 
 
 def _layout(product: Call, flag: str, flipped: bool = False) -> str:
-    """Return the letters of an operand: its rows are queries or keys unless it is stored
-    transposed.
-    """
+    """Return the axis letters of a product's operand, by whether it is stored transposed."""
     is_transposed = bool(getattr(product.attrs, flag, flipped))
     return "nsd" if is_transposed == flipped else "nds"
 
 
 def _bias(biases: Sequence[RelayExpr], dims: Shape) -> RelayExpr | None:
-    """Return the sum of all biases, of four axes; None if one does not broadcast to the scores."""
+    """Return the sum of all biases with four axes, or None if one does not broadcast to
+    the scores.
+    """
     total: RelayExpr | None = None
     for bias in biases:
         shape = list(_shape(typed(bias)))
@@ -406,6 +423,7 @@ def _bias(biases: Sequence[RelayExpr], dims: Shape) -> RelayExpr | None:
         if len(shape) == 3 and not is_const(simplify(batch * heads), 1):
             is_joined = _same(shape[:1], [simplify(batch * heads)])
             shape[:1] = [batch, heads] if is_joined else shape[:1]
+        # Missing leading axes broadcast.
         shape = [const(1)] * (4 - len(shape)) + shape
         if not all(is_const(s, 1) or prove_equal(s, d) for s, d in zip(shape, dims, strict=True)):
             return None
@@ -415,7 +433,7 @@ def _bias(biases: Sequence[RelayExpr], dims: Shape) -> RelayExpr | None:
 
 
 def fuse_attention(root: RelayExpr) -> RelayExpr:
-    """Return `root` with every attention as one operator. Needs checked types."""
+    """Return `root` with every attention pattern fused. Needs checked types."""
     return rewrite_graph(root, _Fuser(root).rewrite)
 
 
@@ -427,5 +445,5 @@ def _fuse_attention(module: IRModule, context: PassContext) -> IRModule:
 
 
 def FuseAttention() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that fuses attention patterns into nn.attention."""
     return _fuse_attention

@@ -1,4 +1,4 @@
-"""Replace calls that a target cannot run by ones it can, by a table that users add to.
+"""Legalisation: replace calls that a target does not support, by registered per-operator rules.
 
     @register_legalize("nn.conv2d")
     def legalize_conv2d(attrs, inputs, types):
@@ -37,7 +37,8 @@ LEGALIZE_TABLE = "FTVMLegalize"
 def register_legalize(
     op_name: str, legal_op: Legalization | None = None, table: str = LEGALIZE_TABLE
 ) -> object:
-    """Give an operator a legalization, which is its attribute `table`; without one, a decorator.
+    """Register a legalisation of an operator under the attribute `table`; without one, return a
+    decorator.
 
     Raises KeyError when there is no such operator.
     """
@@ -46,7 +47,7 @@ def register_legalize(
 
 def _rewrite(name: str, legalization: Legalization) -> Rewrite:
     def rewrite(call: Call) -> RelayExpr | None:
-        """Return the legalization of a call.
+        """Apply the legalisation to a call, and check the type of its result.
 
         Raises:
             CompileError: For a result that is no expression, or one of another type.
@@ -55,6 +56,7 @@ def _rewrite(name: str, legalization: Legalization) -> Rewrite:
         where = f" ({call.span})" if call.span else ""
         try:
             legal = legalization(own_attrs(call.attrs), call.args, types)
+        # Our own errors already name the operator and its location.
         except EkidenError:
             raise
         except Exception as error:
@@ -66,6 +68,7 @@ def _rewrite(name: str, legalization: Legalization) -> Rewrite:
             raise CompileError(
                 f"{name}{where}: its legalization gave {legal!r:.100}, expected an expression"
             )
+        # The rule is a user's: a result of another type would fail far from here.
         kind = _typed(legal).checked_type
         try:
             Unifier().unify(call.checked_type, kind)
@@ -78,7 +81,7 @@ def _rewrite(name: str, legalization: Legalization) -> Rewrite:
 
 
 def _typed(expr: RelayExpr) -> RelayExpr:
-    """Return an expression whose parts have types, of whatever it is made."""
+    """Infer the types of an expression that has none yet."""
     if expr.checked_type_or_none() is None:
         infer_expr_type(expr)
     return expr
@@ -87,7 +90,7 @@ def _typed(expr: RelayExpr) -> RelayExpr:
 def Legalize(  # noqa: N802
     legalize_map_attr_name: str = LEGALIZE_TABLE, name: str = "Legalize", opt_level: int = 1
 ) -> Pass:
-    """Return the pass described at the top of this file, for one table.
+    """Return a pass that applies the legalisations of one table (TVM's Legalize).
 
     Args:
         legalize_map_attr_name: The table.
@@ -96,7 +99,7 @@ def Legalize(  # noqa: N802
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Legalize each call of an operator in the table.
+        """Legalise each call of an operator in the table.
 
         The table is read when the pass runs, so that rules may be registered after it was created.
         """

@@ -1,4 +1,5 @@
-"""Constants that passes merge into one: sums, products and quotients that keep their range.
+"""Range- and precision-preserving arithmetic on constants that passes merge: sums, products,
+quotients.
 
     x * 1e30 * 1e30  =  x * 1e60         of real numbers; of float32 the right side is x * inf
 
@@ -36,8 +37,7 @@ else:
 
 
 def merged_sum(a: Array, b: Array, terms: Array | None = None) -> Array | None:
-    """Return a + b, the constant of `x + (a + b)` for `(x + a) + b`; None where that leaves the
-    dtype's range, or where the two cancel.
+    """Return a + b for folding `(x + a) + b`; None where the sum overflows or cancels.
 
     Args:
         terms: of a sum of many terms beside the constants, such as a convolution's, how large
@@ -45,6 +45,7 @@ def merged_sum(a: Array, b: Array, terms: Array | None = None) -> Array | None:
             constant that loses less than half of the significand's digits beside them is one of
             its terms.
     """
+    # Overflow is tested for below; NumPy's warnings would reach the user.
     with np.errstate(all="ignore"):
         total = np.asarray(a + b)
     if not _is_finite(total, a, b):
@@ -53,15 +54,16 @@ def merged_sum(a: Array, b: Array, terms: Array | None = None) -> Array | None:
 
 
 def merged_product(a: Array, b: Array) -> Array | None:
-    """Return a * b, for a term `a` that is scaled by `b`; None where it leaves the range."""
+    """Return a * b for a term `a` scaled by `b`; None where it overflows or underflows."""
     with np.errstate(all="ignore"):
         product = np.asarray(a * b)
     return product if _is_finite(product, a, b) and not _loses_any(product, a, b) else None
 
 
 def merged_factor(a: Array, b: Array) -> Array | None:
-    """Return a * b, the factor of `x * (a * b)` for `(x * a) * b`; None where that leaves the
-    dtype's range, or where one of the two brings back into range what the other took out of it."""
+    """Return a * b for folding `(x * a) * b`; None where it leaves the range, or where the factors
+    compensate each other's overflow.
+    """
     if not _is_of_floats(a) or FloatTier.allowed() is FloatTier.FREE:
         return merged_product(a, b)
     with np.errstate(all="ignore"):
@@ -73,7 +75,7 @@ def merged_factor(a: Array, b: Array) -> Array | None:
 
 
 def merged_quotient(a: Array, b: Array) -> Array | None:
-    """Return a / b, for b without zeros; None where it leaves the range of full precision."""
+    """Return a / b for non-zero b; None where it leaves the normal range."""
     with np.errstate(all="ignore"):
         quotient = np.asarray(a / b)
         tiny = _tiny(quotient)
@@ -82,7 +84,8 @@ def merged_quotient(a: Array, b: Array) -> Array | None:
 
 
 def scaled_terms(weight: Array, scale: Array) -> Array | None:
-    """Return weight * scale, whose elements are summed after they are multiplied by data.
+    """Return weight * scale for weights whose products with data are summed; None where the scaling
+    loses precision.
 
     A lost element is lost in the sum too where the rounding of the largest is more: a network of
     trained weights has channels that came close to 0.
@@ -94,6 +97,7 @@ def scaled_terms(weight: Array, scale: Array) -> Array | None:
         loses_any = _loses_any(product, weight, scale)
     if not loses_any:
         return product
+    # Elements that became too small do not matter beside a large term of the same sum.
     largest = float(np.max(np.abs(product)))
     return (
         product
@@ -107,14 +111,15 @@ GROWTH_TESTS = (np.greater_equal, np.less_equal)
 
 
 def _is_of_floats(value: Array) -> bool:
-    """Return whether a constant rounds: integers and bools do not."""
+    """Return whether a constant is of a rounding dtype (not integer or bool)."""
     name = str(value.dtype)
     return is_float(name) or name in SMALL_FLOATS
 
 
 def _cancels(total: Array, a: Array, b: Array, terms: Array | None) -> bool:
-    """Return whether a + b is smaller than a part of it, so that the program as it is written
-    rounds more than one that adds `total` does."""
+    """Return whether a + b is smaller than one of its terms (cancellation), so that folding changes
+    the rounding.
+    """
     if not _is_of_floats(total) or FloatTier.allowed() is FloatTier.FREE:
         return False
     size_a, size_b, size = (np.abs(np.asarray(value)) for value in (a, b, total))
@@ -130,7 +135,7 @@ def _cancels(total: Array, a: Array, b: Array, terms: Array | None) -> bool:
 
 
 def _is_finite(result: Array, a: Array, b: Array) -> bool:
-    """Return whether a result is finite wherever its operands are."""
+    """Return whether a result is finite wherever both operands are."""
     strange = ~np.isfinite(result)
     if not strange.any():
         return True
@@ -139,9 +144,7 @@ def _is_finite(result: Array, a: Array, b: Array) -> bool:
 
 
 def _loses_any(product: Array, a: Array, b: Array) -> bool:
-    """Return whether a product left the numbers of full precision, and is smaller than both
-    operands.
-    """
+    """Return whether a product underflows to subnormals although both operands are larger."""
     tiny = _tiny(product)
     small = np.abs(product) < tiny
     if not small.any():
@@ -152,7 +155,7 @@ def _loses_any(product: Array, a: Array, b: Array) -> bool:
 
 
 def _tiny(like: Array) -> Array:
-    """Return the smallest positive number of full precision; 0 where all numbers are exact."""
+    """Return the smallest normal number of the dtype; 0 for exact dtypes."""
     if np.issubdtype(like.dtype, np.integer) or like.dtype == bool:
         return np.asarray(0, like.dtype)
     return np.asarray(ml_dtypes.finfo(like.dtype).tiny, like.dtype)

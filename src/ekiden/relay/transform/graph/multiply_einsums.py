@@ -1,4 +1,4 @@
-"""Einstein sums over two operands as matrix products, which have kernels.
+"""Lower einsum with two operands to matmul, dense or batch_matmul.
 
     einsum((%a, %b), "bhid,bhjd->bhij")  ->  reshape(nn.batch_matmul(a', b'), ...)
                                              a' = reshape(%a, (b * h, i, d)), b' as well
@@ -45,11 +45,12 @@ def _shape(expr: RelayExpr) -> tuple[PrimExpr, ...]:
 def _extents(
     labels_a: Labels, labels_b: Labels, sides: Sequence[RelayExpr]
 ) -> dict[str, PrimExpr] | None:
-    """Return the extent of each label; None if one is twice in an operand, or differs in
-    the two.
+    """Return the extent of each label; None if a label repeats within an operand or its extents
+    differ.
     """
     extents: dict[str, PrimExpr] = {}
     for labels, side in zip((labels_a, labels_b), sides, strict=True):
+        # A label twice is a diagonal, which products do not take.
         if len(set(labels)) < len(labels):
             return None
         for label, extent in zip(labels, _shape(side), strict=True):
@@ -61,7 +62,7 @@ def _extents(
 def _grouped(
     side: RelayExpr, labels: Labels, groups: Sequence[Labels], extents: dict[str, PrimExpr]
 ) -> RelayExpr:
-    """Transpose an operand to the order of the groups, and reshape each to one axis."""
+    """Transpose an operand to the order of the label groups, and merge each group into one axis."""
     order = [label for group in groups for label in group]
     moved = _permuted(side, labels, order)
     if all(len(group) == 1 for group in groups):
@@ -96,9 +97,11 @@ def _rewrite_einsum(call: Call) -> RelayExpr | None:
         [n for n in out if n in a and n not in b]
         for a, b in ((labels_a, labels_b), (labels_b, labels_a))
     )
+    # Labels of one operand that are summed there are in none of the groups.
     is_whole = len(batch + summed + rows) == len(labels_a) and len(batch + summed + columns) == len(
         labels_b
     )
+    # Labels summed within one operand, or none summed at all, are no matrix product.
     if extents is None or not is_whole or not summed:
         return None
     result = _matrix_product(
@@ -116,7 +119,7 @@ def _matrix_product(
     groups: tuple[Labels, Labels, Labels, Labels],
     extents: dict[str, PrimExpr],
 ) -> RelayExpr:
-    """Return the product: [rows, columns] or [batch, rows, columns]."""
+    """Emit the product of shape [rows, columns] or [batch, rows, columns]."""
     (a, b), (labels_a, labels_b), (batch, rows, columns, summed) = sides, labels, groups
     # A constant is transposed at compile time, and dense layers pack rows of weights.
     is_turned = list(labels_b) != [*batch, *summed, *columns] or isinstance(b, Constant)
@@ -130,5 +133,5 @@ def _matrix_product(
 
 
 def MultiplyEinsums() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that rewrites two-operand einsums as matrix products."""
     return call_pass("MultiplyEinsums", 2, lambda: {"einsum": _rewrite_einsum}, "multiply einsums")

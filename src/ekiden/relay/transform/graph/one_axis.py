@@ -1,4 +1,4 @@
-"""Convolutions over one axis as convolutions over two, of height 1, which have kernels.
+"""Convert 1-D convolutions to 2-D convolutions of height 1, which have kernels.
 
 nn.conv1d(%x, W)   ->   squeeze(nn.conv2d(expand_dims(%x, axis=2), W', NCHW), axis=[2])
 """
@@ -22,7 +22,7 @@ else:
 
 
 def _with_height(operand: RelayExpr, axis: int) -> RelayExpr:
-    """Return the operand with a new axis of extent 1."""
+    """Insert a unit height axis into an operand."""
     if isinstance(operand, Constant):
         shape = operand.data.shape
         reshaped = operand.data.reshape(*shape[:axis], 1, *shape[axis:])
@@ -31,7 +31,7 @@ def _with_height(operand: RelayExpr, axis: int) -> RelayExpr:
 
 
 def over_two_axes(call: Call) -> Call | None:
-    """Return a convolution over one axis as one over two, with its height; None for other
+    """Return a 1-D convolution as the equivalent 2-D convolution of height 1; None for other
     operators.
 
     Needs the types of the operands; the result is typed.
@@ -52,7 +52,7 @@ def over_two_axes(call: Call) -> Call | None:
 
 
 def without_height(result: RelayExpr, call: Call) -> RelayExpr:
-    """Return the result of `over_two_axes(call)` in the shape of the call's result."""
+    """Squeeze the height axis from the 2-D result to the 1-D call's shape."""
     attrs = call.attrs
     assert isinstance(attrs, ConvAttrs)
     axis = (attrs.out_layout or attrs.data_layout).index("W")

@@ -1,4 +1,4 @@
-"""Indices of elements that are indices of rows: repeated along every other axis.
+"""Rewrite gather and scatter by broadcast row indices as take and scatter_nd.
 
     gather(%x, broadcast_to(%i, shape=[e, f]), axis=0)   ->   take(%x, %i)      rows, not elements
     scatter_elements(%x, broadcast_to(%i, shape=[e, f]), %u, axis=0, reduction="add")
@@ -41,14 +41,14 @@ def _shape(expr: RelayExpr) -> Shape:
 
 
 def _equal_except(a: Shape, b: Shape, but: int = -1) -> bool:
-    """Return whether shapes are known to be equal, but for one axis."""
+    """Return whether two shapes are provably equal except for one axis."""
     pairs = enumerate(zip(a, b, strict=True))
     return len(a) == len(b) and all(n == but or prove_equal(x, y) for n, (x, y) in pairs)
 
 
 def repeated_vector(indices: RelayExpr, axis: int, rank: int = 1) -> RelayExpr | None:
-    """Return the vector that is repeated along all axes but one, with leading dimensions of 1 up to
-    a rank.
+    """Return the vector that is broadcast along all other axes, with leading unit axes up to
+    `rank`; None if the tensor is none.
 
     Returns:
         None where indices are not known to be such.
@@ -67,6 +67,7 @@ def repeated_vector(indices: RelayExpr, axis: int, rank: int = 1) -> RelayExpr |
     assert isinstance(indices, Call)
     inner = indices.args[0]
     inner_shape = _shape(inner)
+    # Broadcasting aligns axes from the right.
     at = axis - (len(shape) - len(inner_shape))
     if at < 0 or not prove_equal(inner_shape[at], shape[axis]):
         return None
@@ -78,11 +79,12 @@ def repeated_vector(indices: RelayExpr, axis: int, rank: int = 1) -> RelayExpr |
 
 
 def gather_to_take(call: Call) -> RelayExpr | None:
-    """Rewrite a gather of rows as a take."""
+    """Rewrite a gather of whole rows as a take, or return None."""
     data, indices = call.args
     assert isinstance(call.attrs, index.GatherAttrs)
     shape = _shape(data)
     axis = call.attrs.axis % len(shape)
+    # With one axis a gather is a take already.
     if len(shape) < 2 or not _equal_except(shape, _shape(indices), axis):
         return None
     rows = repeated_vector(indices, axis)
@@ -92,7 +94,7 @@ def gather_to_take(call: Call) -> RelayExpr | None:
 
 
 def scatter_to_scatter_nd(call: Call) -> RelayExpr | None:
-    """Rewrite scatter_elements of rows as a scatter_nd."""
+    """Rewrite a scatter_elements of whole rows as a scatter_nd, or return None."""
     data, indices, updates = call.args
     assert isinstance(call.attrs, placing.ScatterElementsAttrs)
     shape = _shape(data)

@@ -1,4 +1,4 @@
-"""Scales along axes, as ForwardFoldScaleAxis and BackwardFoldScaleAxis share them.
+"""Channel axes and per-channel scales, shared by ForwardFoldScaleAxis and BackwardFoldScaleAxis.
 
 A scale s of the channels of x [n, c, h, w] occurs in a program as multiply(x, s'), s' [c, 1, 1].
 Through what is linear in its data it moves: conv2d(x * s', w) = conv2d(x, w * s), and conv2d(x, w)
@@ -28,25 +28,23 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Factor for each channel: with one axis for each axis of channels, and its value where that is
-    known.
-    """
+    """Per-channel factor with one axis per channel axis, and its constant value where known."""
 
     expr: RelayExpr
     value: Array | None
 
     @property
     def is_positive(self) -> bool:
-        """Return whether it is known to be above 0 everywhere."""
+        """Return whether the factor is known to be positive in all channels."""
         return self.value is not None and bool(np.all(self.value > 0))
 
     @property
     def is_divisor(self) -> bool:
-        """Return whether it is known to be 0 nowhere."""
+        """Return whether the factor is known to be non-zero in all channels."""
         return self.value is not None and bool(np.all(self.value != 0))
 
     def along(self, like: RelayExpr, axes: Axes) -> Scale:
-        """Return the factors along axes of an expression, shaped to be multiplied with it."""
+        """Return the factor reshaped to broadcast along the given axes of an expression."""
         kind = like.checked_type
         assert isinstance(kind, TensorType)
         sizes = [d.value if isinstance(d, IntImm) else 1 for d in kind.shape]
@@ -66,7 +64,8 @@ Merge = Callable[[Array, Array], Array | None]
 
 
 def times(data: RelayExpr, scale: Scale, merge: Merge) -> RelayExpr | None:
-    """Return `data` times a scale that is along its axes.
+    """Multiply data by a scale that broadcasts to it; constants are folded, None where that leaves
+    the range.
 
     It is a constant where both are, None where that leaves the range of its dtype.
     """
@@ -77,7 +76,7 @@ def times(data: RelayExpr, scale: Scale, merge: Merge) -> RelayExpr | None:
 
 
 def constant_of(expr: RelayExpr) -> Array | None:
-    """Return the value of a constant, or of a reshaped one."""
+    """Return the value of a constant or of a reshaped constant, or None."""
     shapes: list[Call] = []
     while isinstance(expr, Call) and (row := row_of(expr)) is not None and row.reshape_only:
         shapes.append(expr)
@@ -96,7 +95,7 @@ def constant_of(expr: RelayExpr) -> Array | None:
 
 
 def scale_of(factor: RelayExpr, like: TensorType, axes: Axes) -> Scale | None:
-    """Return the scale that a factor of a tensor is along its axes.
+    """Return the per-channel scale that a factor of a tensor represents along its axes, or None.
 
     Returns:
         None where it varies along others, too, or is neither a constant nor a name.
@@ -107,6 +106,7 @@ def scale_of(factor: RelayExpr, like: TensorType, axes: Axes) -> Scale | None:
     assert isinstance(kind, TensorType)
     sizes = [like.shape[axis] for axis in axes]
     if value is not None and value.size == 1:
+        # A single number is written out for each channel, whose count must be known.
         if any(not isinstance(size, IntImm) for size in sizes):
             return None
         filled = np.full([int(size) for size in sizes], value.reshape(()), value.dtype)  # type: ignore[call-overload]
@@ -128,7 +128,7 @@ def _is_one(size: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """Axes of channels of a product: those it reads, those it writes, and both in its weight."""
+    """Channel axes of a product: in its data, in its result, and of both in its weight."""
 
     read: Axes
     read_in_weight: Axes
@@ -138,7 +138,7 @@ class Channels:
     """Parts of the channels read, of which each group of those written has one."""
 
     def scaled_as_read(self, weight: RelayExpr, scale: Scale) -> Scale:
-        """Return a scale of the channels read, along the weight."""
+        """Return an input-channel scale reshaped along the weight."""
         if self.groups == 1:
             return scale.along(weight, self.read_in_weight)
         kind = weight.checked_type
@@ -156,14 +156,13 @@ class Channels:
 
 
 def channels_of(call: RelayExpr) -> Channels | None:
-    """Return the axes of channels of a convolution or a dense layer of floats; None of anything
-    else.
-    """
+    """Return the channel axes of a float convolution or dense layer, or None."""
     row = row_of(call)
     if row is None or row.channels is None or not isinstance(call, Call):
         return None
     kind, weight = call.checked_type, call.args[1].checked_type
     assert isinstance(kind, TensorType) and isinstance(weight, TensorType)
+    # An integer weight cannot hold its product with a scale.
     if not is_float(kind.dtype) or kind.dtype != weight.dtype:
         return None
     layout, kernel = (getattr(call.attrs, n, None) for n in ("data_layout", "kernel_layout"))
@@ -198,7 +197,7 @@ def _axes_named(layout: str, name: str) -> Axes:
 
 
 def _is_depthwise(call: Call, read: Axes, written: Axes) -> bool:
-    """Return whether there is a group for each channel that is read, and one result of each."""
+    """Return whether each input channel forms a group with one output channel."""
     data, kind = call.args[0].checked_type, call.checked_type
     assert isinstance(data, TensorType) and isinstance(kind, TensorType)
     sizes = [[t.shape[a] for a in axes] for t, axes in ((data, read), (kind, written))]
@@ -209,8 +208,8 @@ def _is_depthwise(call: Call, read: Axes, written: Axes) -> bool:
 
 
 def data_arguments(call: RelayExpr, axes: Axes) -> list[int]:
-    """Return the arguments of a sum or product that have its shape, where the other varies along
-    `axes` alone (or is as large, then it is both).
+    """Return the indices of a sum's or product's arguments that have the result's shape, where the
+    other varies along `axes` alone.
     """
     row = row_of(call)
     if row is None or row.linear is Linear.NO or not isinstance(call, Call):
@@ -230,7 +229,9 @@ def data_arguments(call: RelayExpr, axes: Axes) -> list[int]:
 
 
 def varies_along(call: Call, at: int, axes: Axes) -> bool:
-    """Return whether the argument beside number `at` varies along `axes` of the result alone."""
+    """Return whether the argument other than number `at` varies along `axes` of the result
+    alone.
+    """
     kind, addend_type = call.checked_type, call.args[1 - at].checked_type
     assert isinstance(kind, TensorType) and isinstance(addend_type, TensorType)
     if (bias_axis := getattr(call.attrs, "axis", None)) is not None:  # a bias along an axis
@@ -243,12 +244,12 @@ def varies_along(call: Call, at: int, axes: Axes) -> bool:
 
 
 def scale_of_addend(call: Call, at: int, scale: Scale, axes: Axes) -> Scale:
-    """Return a scale of the data of a sum, shaped for the argument beside number `at`."""
+    """Return a data scale reshaped for the argument other than number `at`."""
     if getattr(call.attrs, "axis", None) is not None:
         return scale
     return scale.along(call, axes)
 
 
 def same_axes(candidates: Sequence[Axes]) -> bool:
-    """Return whether all are equal."""
+    """Return whether all candidates are equal."""
     return len(set(candidates)) == 1

@@ -1,4 +1,4 @@
-"""Algebraic simplification (simplify_rules.py), inner expressions first, until no rule applies.
+"""Algebraic simplification by the rules of simplify_rules.py, bottom-up to a fixed point.
 
     divide(exp(%x), sqrt(%y))                        ->   multiply(exp(%x), rsqrt(%y))
     transpose(transpose(%x, axes=[1, 0]), axes=[1, 0])   ->   %x
@@ -31,13 +31,14 @@ MAX_STEPS = 100
 
 
 def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
-    """Return the simplified expression. Needs checked types."""
+    """Return the expression simplified by the rules. Needs checked types."""
+    # Rules are looked up by their root operator: trying all of them would dominate.
     by_name: dict[str, list[Rule]] = {}
     for rule in rules:
         by_name.setdefault(rule.root, []).append(rule)
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Apply rules until none applies, at most MAX_STEPS.
+        """Apply rules to a node until none matches, at most MAX_STEPS times.
 
         New expressions inside of a result are simplified too, before the next rule is tried.
         """
@@ -54,7 +55,7 @@ def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
 def _simplify_new_args(
     result: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]
 ) -> RelayExpr:
-    """Simplify the arguments that a rule created, by one step each.
+    """Simplify the arguments that a rule created, by one rule application each.
 
     Arguments that it took over are simplified already. Without this (x + 1) + 2 would end as x + (1
     + 2).
@@ -69,13 +70,14 @@ def _simplify_new_args(
 
 
 def _apply_first_rule(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr | None:
-    """Apply the first rule that matches an expression; None if there is none."""
+    """Apply the first matching rule to an expression, or return None."""
     if isinstance(expr, TupleGetItem) and isinstance(expr.tuple_value, Tuple):
         return expr.tuple_value.fields[expr.index]
     if not isinstance(expr, Call) or not isinstance(expr.op, Op):
         return None
     for rule in by_name.get(expr.op.name, ()):
         result = rule.apply(expr)
+        # A rule whose result has another type does not apply.
         if result is not None and _has_type_of(result, expr):
             return result
     return None
@@ -83,16 +85,17 @@ def _apply_first_rule(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayE
 
 def _has_type_of(result: RelayExpr, expr: RelayExpr) -> bool:
     try:
+        # A rule may narrow a shape or change a dtype in corner cases; such results are discarded.
         return structural_equal(typed(result).checked_type, expr.checked_type)
     except TypeInferenceError:
         return False
 
 
 def SimplifyExpr(exact: bool = False) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that applies algebraic simplification rules (TVM's SimplifyExpr)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Simplify the functions of a module by the rules of the tiers that are allowed."""
+        """Simplify a module's functions by the rules of the allowed floating-point tiers."""
         allowed = FloatTier.allowed(context)
         if exact and allowed is not FloatTier.FREE:
             allowed = FloatTier.EXACT

@@ -1,5 +1,5 @@
-"""Replacement of operators that inference does not need in full, or that have no kernels of their
-own.
+"""Simplify training operators for inference: batch_norm and dropout; unpack blocked convolution
+layouts.
 
     nn.batch_norm(%x, g, b, mean, var).0  ->  add(multiply(%x, s), b - mean * s)
                                               with s = g / sqrt(var + epsilon)
@@ -40,6 +40,7 @@ def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
     attrs = call.attrs
     assert isinstance(attrs, norm.BatchNormAttrs)
     data, gamma, beta, mean, var = call.args
+    # Statistics are constants in inference, so scale and shift fold to one constant each.
     scale = op.divide(const(1.0, dtype), op.sqrt(op.add(var, const(attrs.epsilon, dtype))))
     if attrs.scale:
         scale = op.multiply(scale, gamma)
@@ -53,8 +54,8 @@ def _batch_norm(call: Call, rank: int, dtype: str) -> RelayExpr:
 
 
 def _unblock_layout(call: Call, attrs: Conv2DAttrs | Conv3DAttrs) -> RelayExpr:
-    """Return a convolution in a blocked layout, or with another result layout, as a plain one
-    between layout transforms.
+    """Rewrite a convolution with blocked or differing layouts as a plain one between layout
+    transforms.
     """
     plain = conv.plain_conv(attrs)
     if plain is None:
@@ -72,6 +73,7 @@ def _transform_layout(data: RelayExpr, source: str, target: str) -> RelayExpr:
 def _rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     if isinstance(new, Call) and isinstance(new.attrs, (Conv2DAttrs, Conv3DAttrs)):
         return _unblock_layout(new, new.attrs)
+    # The other results are statistics for training.
     if not isinstance(new, TupleGetItem) or new.index != 0 or not isinstance(new.tuple_value, Call):
         return new
     call = new.tuple_value
@@ -91,5 +93,7 @@ def _simplify_inference(module: IRModule, context: PassContext) -> IRModule:
 
 
 def SimplifyInference() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that simplifies batch_norm and dropout for inference (TVM's
+    SimplifyInference).
+    """
     return _simplify_inference

@@ -1,4 +1,4 @@
-"""Rules of SimplifyExpr, as data.
+"""Rewrite rules of SimplifyExpr, as tables of equations.
 
 Equations are read literally: a name is any expression (the same in both places), a name that starts
 with `c` a constant, a number a constant all of whose elements are that number. What an equation
@@ -65,7 +65,7 @@ CompiledRule = tuple[DFPattern, Make]
 
 
 class Rule:
-    """Rewrite rule: calls of `root` that match its pattern are replaced.
+    """Rewrite rule for calls of the operator `root`.
 
     Pattern and replacement are built when all operators of the left side are loaded: no other
     program has calls of them, and those that an equation names would load for nothing. `tier` says
@@ -87,7 +87,7 @@ class Rule:
         self._written: CompiledRule | None = None
 
     def apply(self, call: RelayExpr) -> RelayExpr | None:
-        """Return the replacement of a call of `root`; None where the rule does not apply."""
+        """Return the replacement of a call, or None where the rule does not match."""
         if self._written is None:
             # A program without these operators has no call that matches.
             if not all(map(OPS.has, self._operators)):
@@ -156,7 +156,7 @@ FREE_EQUATIONS = (
 
 
 class _Equation:
-    """Equation: one side as a pattern, the other as an expression over what it matched."""
+    """Rule from an equation: the left side as a pattern, the right side as its replacement."""
 
     def __init__(self, text: str) -> None:
         lhs, rhs = text.split(" = ")
@@ -177,7 +177,9 @@ class _Equation:
         return number
 
     def make(self, match: NodeMap) -> RelayExpr | None:
-        """Return the other side, unless a constant is not the number that it should be."""
+        """Build the right side for a match; None unless all constants have the equation's
+        values.
+        """
         # Patterns only match the kind of node; the value is tested once the match is complete.
         if not all(_is_filled(match[p][0], value) for p, value in self._numbers):
             return None
@@ -198,7 +200,7 @@ class _Equation:
 
 
 def _folded(call: Call) -> RelayExpr | None:
-    """Compute a call of constants; None where the result leaves its dtype's range."""
+    """Fold a call of constants; None where the result leaves its dtype's range."""
     assert isinstance(call.op, Op)
     row = call.op.definition
     values = [a.data for a in call.args if isinstance(a, Constant)]
@@ -217,13 +219,12 @@ def _folded(call: Call) -> RelayExpr | None:
 
 
 def _is_number(expr: RelayExpr) -> bool:
-    """Return whether every element may be one number: of a constant, or known of a call."""
+    """Return whether all elements may be equal: a constant, or a call that fills its result."""
     return isinstance(expr, Constant) or _number_of(expr) is not None
 
 
 def _is_filled(expr: RelayExpr, value: int | float) -> bool:
-    """Return whether every element is a number; of a 0 that is written as a float, with its sign
-    where the elements' dtype has one."""
+    """Return whether all elements equal a number; for a float zero also whether its sign agrees."""
     number = _number_of(expr) or expr
     if not isinstance(number, Constant) or number.data.size == 0:
         return False
@@ -237,7 +238,7 @@ def _is_filled(expr: RelayExpr, value: int | float) -> bool:
 
 
 def _number_of(expr: RelayExpr) -> Constant | None:
-    """Return the number in every element of a call's result, as a scalar of its dtype."""
+    """Return the value of all elements of a filling call as a scalar constant, or None."""
     if not isinstance(expr, Call) or not isinstance(expr.op, Op):
         return None
     number: object = expr.op.definition.fills
@@ -269,7 +270,7 @@ def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
 
 
 class _ShapedMatch:
-    """Match of a shape rule: the call, the call inside it if the rule has one, its argument."""
+    """Match of a shape rule: the outer call, an optional inner call, and its argument."""
 
     def __init__(self, outer: RelayExpr, inner: RelayExpr, x: RelayExpr) -> None:
         assert isinstance(outer, Call)
@@ -282,7 +283,7 @@ class _ShapedMatch:
 
 
 def _represents_all(dtype: str, source: str) -> bool:
-    """Return whether every value of `source` is one of `dtype`.
+    """Return whether a cast from `source` to `dtype` preserves all values.
 
     NumPy calls float64 safe for 64-bit integers, of which it represents only those up to 2**53.
     """
@@ -299,7 +300,7 @@ def _casts(m: _ShapedMatch) -> RelayExpr | None:
 
 
 def _is_clipped_to(x: RelayExpr, dtype: str) -> bool:
-    """Return whether x are integers that are clipped to the range of a dtype.
+    """Return whether x is an integer clip to within the range of a dtype.
 
     Of floats a NaN is not clipped: as int8 it is 0, where a wider dtype would let a number out that
     is no int8.
@@ -312,7 +313,7 @@ def _is_clipped_to(x: RelayExpr, dtype: str) -> bool:
 
 
 def _no_clip(m: _ShapedMatch) -> RelayExpr | None:
-    """Drop a clip whose range contains all integers of the dtype."""
+    """Drop a clip whose range covers all integers of the dtype."""
     ends = int_range(_dtype(m.x))
     low, high = (getattr(m.outer.attrs, name) for name in ("a_min", "a_max"))
     return m.x if ends is not None and low <= ends[0] and ends[1] <= high else None
@@ -322,6 +323,7 @@ def _transposes(m: _ShapedMatch) -> RelayExpr:
     rank = len(_shape(m.x))
     inner, outer = m.inner_call().attrs, m.outer.attrs
     assert isinstance(inner, TransposeAttrs) and isinstance(outer, TransposeAttrs)
+    # Composition of permutations: output axis i reads axis first[second[i]].
     first = transposed_axes(inner, rank)
     return op.transpose(m.x, [first[i] for i in transposed_axes(outer, rank)])
 
@@ -352,7 +354,7 @@ def _whole_slice(m: _ShapedMatch) -> RelayExpr | None:
 
 def _constant_of_shape(value: int) -> Callable[[_ShapedMatch], RelayExpr | None]:
     def make(m: _ShapedMatch) -> RelayExpr | None:
-        """Return zeros or ones in the shape of `x`; None where that is not known."""
+        """Return zeros or ones in the static shape of `x`, or None."""
         sizes = [d.value if isinstance(d, IntImm) else None for d in _shape(m.x)]
         if None in sizes:
             return None
@@ -368,7 +370,7 @@ def _reshaped(m: _ShapedMatch) -> RelayExpr:
 
 
 def _in_shape(x: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
-    """Return a reshape in which a 0 among the dimensions is a size of 0.
+    """Reshape to a shape in which 0 means an empty axis, not a copied dimension.
 
     By itself a 0 copies the extent that the data has there, also where a symbol happens to be 0.
     """
@@ -377,7 +379,7 @@ def _in_shape(x: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
 
 
 def _static(expr: RelayExpr) -> list[int] | None:
-    """Return a shape of numbers alone; None for others."""
+    """Return a static shape as integers, or None."""
     sizes = [d.value for d in _shape(expr) if isinstance(d, IntImm)]
     return sizes if len(sizes) == len(_shape(expr)) else None
 
@@ -385,7 +387,7 @@ def _static(expr: RelayExpr) -> list[int] | None:
 def _by_shape(
     make: Callable[[RelayExpr, list[int]], RelayExpr],
 ) -> Callable[[_ShapedMatch], RelayExpr | None]:
-    """Replace an operator that takes its shape from another tensor by one with the shape itself."""
+    """Return a rule that replaces a `*_like` operator by the one with an explicit static shape."""
 
     def concrete(m: _ShapedMatch) -> RelayExpr | None:
         shape = _static(m.outer)
@@ -400,7 +402,7 @@ def _full(m: _ShapedMatch) -> RelayExpr | None:
 
 
 def _layouts(m: _ShapedMatch) -> RelayExpr | None:
-    """Merge two layout transforms.
+    """Merge two consecutive layout transforms.
 
     Not where the first one pads or cuts off: the elements are not those of x then.
     """
@@ -418,7 +420,7 @@ def _count(shape: tuple[PrimExpr, ...]) -> int | None:
 
 
 def _no_pad(m: _ShapedMatch) -> RelayExpr | None:
-    """Drop a padding whose widths are 0. By the shapes alone (1, -1) would look so, which moves
+    """Drop a padding of width 0. By the shapes alone (1, -1) would look so, which moves
     elements.
     """
     assert isinstance(m.outer.attrs, pad.PadAttrs)
@@ -427,9 +429,10 @@ def _no_pad(m: _ShapedMatch) -> RelayExpr | None:
 
 
 def _no_sign(m: _ShapedMatch) -> RelayExpr | None:
-    """Drop a negation inside of abs. Not of an unsigned x, as -x is 2**bits - x, whose absolute
-    value is itself.
+    """Drop a negation under abs. Not of an unsigned x, as -x is 2**bits - x, whose absolute value
+    is itself.
     """
+    # abs(-x) of an unsigned x would be its wrapped value.
     return None if _dtype(m.x).startswith("uint") else op.abs(m.x)
 
 
@@ -487,7 +490,7 @@ The operators on the left of the equation say what is matched: one call, or one 
 
 def _from_equation(text: str, tier: FloatTier) -> Rule:
     def write() -> CompiledRule:
-        """Parse both sides."""
+        """Compile both sides of the equation."""
         equation = _Equation(text)
         return equation.pattern, equation.make
 
@@ -495,19 +498,21 @@ def _from_equation(text: str, tier: FloatTier) -> Rule:
 
 
 def _root_of(text: str) -> str:
-    """Return the operator that an equation begins with."""
+    """Return the outermost operator of an equation's left side."""
     return text.partition("(")[0]
 
 
 def _operators_of(text: str) -> list[str]:
-    """Return the operators of an equation's left side."""
+    """Return all operators of an equation's left side."""
     lhs = text.partition(" = ")[0]
     return [opening.rpartition(" ")[2] for opening in lhs.replace(",", " ").split("(")[:-1]]
 
 
 def _from_shaped(text: str, make: Callable[[_ShapedMatch], RelayExpr | None]) -> Rule:
     def write() -> CompiledRule:
-        """Build a pattern of one call, or of one in another; the replacement is a function."""
+        """Build a pattern of one call, or of one nested in another; the replacement is a
+        function.
+        """
         outer, _, arguments = text.partition("(")
         inner, bracket, _ = arguments.partition("(")
         x = wildcard()
@@ -523,7 +528,7 @@ def _from_shaped(text: str, make: Callable[[_ShapedMatch], RelayExpr | None]) ->
 
 
 def _call_of(name: str, first: DFPattern) -> DFPattern:
-    """Return a pattern of calls of an operator whose first argument matches; the others are
+    """Return a pattern of an operator call whose first argument matches and whose others are
     wildcards.
     """
     num_open = len(OPS[name].arguments) - 1
@@ -532,7 +537,7 @@ def _call_of(name: str, first: DFPattern) -> DFPattern:
 
 def _single_concatenate() -> Rule:
     def write() -> CompiledRule:
-        """Build a pattern of a tuple of one field."""
+        """Build the pattern of concatenating a one-field tuple."""
         x = wildcard()
         return is_op("concatenate")(is_tuple([x])), lambda match: match[x][0]
 
@@ -543,11 +548,11 @@ def _from_call(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
     root = _root_of(text)
 
     def write() -> CompiledRule:
-        """Build a pattern of any call; `make` tests the details."""
+        """Build a pattern of any call of the operator; `make` checks the details."""
         call_pattern = is_op(root)(*(wildcard() for _ in OPS[root].arguments))
 
         def from_match(match: NodeMap) -> RelayExpr | None:
-            """Return the result of `make` for the call that the pattern matched."""
+            """Apply `make` to the matched call."""
             call = match[call_pattern][0]
             assert isinstance(call, Call)
             return make(call)
@@ -558,7 +563,7 @@ def _from_call(text: str, make: Callable[[Call], RelayExpr | None]) -> Rule:
 
 
 def _with_number(call: Call) -> RelayExpr | None:
-    """Replace a tensor of copies of a number by the number, where that changes no shape."""
+    """Replace a uniformly filled operand by a scalar where the result's shape is unchanged."""
     args = list(call.args)
     for at, (arg, partner) in enumerate(zip(args, reversed(args), strict=True)):
         number = _number_of(arg)
@@ -569,8 +574,8 @@ def _with_number(call: Call) -> RelayExpr | None:
 
 
 def _drop_dequantize(call: Call) -> RelayExpr | None:
-    """Drop a dequantization that only an order is taken of: it keeps the order, and no two become
-    equal.
+    """Drop a dequantize under an order-only operator (argmax, argmin, argsort): it is strictly
+    monotonic.
 
         x < y  <=>  scale * (x - zero) < scale * (y - zero), for one scale above 0 and one zero
         point.

@@ -1,4 +1,4 @@
-"""Block-sparse (BSR) weights for products and convolutions.
+"""Convert dense weights to block-sparse rows (BSR) for dense layers and convolutions.
 
     nn.dense(%x, %w)    ->  nn.sparse_dense(%x, %w.data, %w.indices, %w.indptr)     DenseToSparse
     nn.conv2d(%x, %w)   ->  nn.sparse_conv2d(%x, %w.data, %w.indices, %w.indptr)    Conv2dToSparse
@@ -35,11 +35,13 @@ KERNEL_LAYOUTS = {"NHWC": "HWIO", "NCHW": "OIHW"}
 
 
 def blocks_of(weight: Array, block_size: tuple[int, int]) -> tuple[Array, Array, Array]:
-    """(data [blocks, r, c], indices, indptr) of a matrix: the blocks that hold anything, row of
-    blocks by row. Raises ValueError where blocks do not fit."""
+    """Convert a matrix to block-sparse rows: (data [blocks, r, c], indices, indptr) of its non-zero
+    blocks. Raises ValueError where blocks do not fit.
+    """
     high, wide = block_size
     if weight.ndim != 2 or weight.shape[0] % high or weight.shape[1] % wide:
         raise ValueError(f"blocks of {block_size} do not fill a weight of {weight.shape}")
+    # [block rows, block columns, rows in a block, columns in a block].
     tiles = weight.reshape(weight.shape[0] // high, high, -1, wide).swapaxes(1, 2)
     used = tiles.any(axis=(2, 3))
     starts = np.concatenate([[0], np.cumsum(used.sum(axis=1))])
@@ -47,7 +49,7 @@ def blocks_of(weight: Array, block_size: tuple[int, int]) -> tuple[Array, Array,
 
 
 def conv_matrix(weight: Array, layout: str) -> Array:
-    """Return the weight of a convolution as a matrix [channels, columns].
+    """Reshape a convolution weight to a matrix [channels, columns].
 
     Args:
         weight: The weight.
@@ -58,12 +60,14 @@ def conv_matrix(weight: Array, layout: str) -> Array:
 
 
 def window_of(weight_shape: Sequence[int], layout: str) -> tuple[int, ...]:
-    """Return the window of such a weight."""
+    """Return the spatial kernel size of a convolution weight."""
     return tuple(weight_shape[:2] if layout == "NHWC" else weight_shape[2:])
 
 
 def is_plain_conv(call: Call, layout: str, kernel_size: int) -> bool:
-    """Return whether `nn.sparse_conv2d` computes what a convolution does."""
+    """Return whether `nn.sparse_conv2d` can compute the convolution (unit strides, same padding,
+    matching layout).
+    """
     attrs = call.attrs
     assert isinstance(attrs, Conv2DAttrs)
     kind = call.args[1].checked_type
@@ -78,21 +82,24 @@ def is_plain_conv(call: Call, layout: str, kernel_size: int) -> bool:
 
 
 class _ReplacedWeights:
-    """Parameters of a function that replace weights, as calls need them."""
+    """Weight variables of a function with the parameters that replace them."""
 
     def __init__(self, makers: Mapping[str, Callable[[Var], tuple[Var, ...]]]) -> None:
         self.made, self.found = makers, dict[Var, tuple[Var, ...]]()
 
     def of(self, weight: Expr) -> tuple[Var, ...] | None:
-        """Return the parameters that replace a weight; None for one that stays."""
+        """Return the parameters that replace a weight variable, or None for a weight that is not
+        replaced.
+        """
         if not isinstance(weight, Var) or weight.name_hint not in self.made:
             return None
         if weight not in self.found:
+            # Calls that share a weight share its replacements.
             self.found[weight] = self.made[weight.name_hint](weight)
         return self.found[weight]
 
     def on(self, function: Function, table: Mapping[str, Rewrite]) -> Function:
-        """Rewrite the calls of a function, and its parameters."""
+        """Rewrite a function's calls and its parameter list."""
         body = rewrite_calls(function.body, table)
         still_used = set(free_vars(body))
         parameters: list[Var] = []
@@ -126,14 +133,14 @@ def _parameter(name: str, kind: TensorType) -> Var:
 
 
 def _sparse_parameters(shape: Sequence[Dim]) -> Callable[[Var], tuple[Var, ...]]:
-    """Return the maker of the three parameters of a weight.
+    """Return a builder of the three BSR parameters of a weight.
 
     Args:
         shape: The numbers of their shapes, one after the other: the last two are of vectors.
     """
 
     def parts(weight: Var) -> tuple[Var, ...]:
-        """Return the parameters of a weight, named after it with `.data` and so on.
+        """Build the BSR parameters, named after the weight with `.data`, `.indices` and `.indptr`.
 
         The data has its dtype, the other two int32.
         """
@@ -159,7 +166,8 @@ def _by_name(
 def DenseToSparse(  # noqa: N802
     weight_name: Sequence[str], weight_shape: Sequence[Sequence[Dim]]
 ) -> Pass:
-    """Return the pass that makes `nn.dense` with some weights `nn.sparse_dense`.
+    """Return a pass that replaces nn.dense by nn.sparse_dense for the named weights (TVM's
+    DenseToSparse).
 
     Args:
         weight_name: The names of the weights.
@@ -167,7 +175,7 @@ def DenseToSparse(  # noqa: N802
     """
 
     def table(weights: _ReplacedWeights) -> Mapping[str, Rewrite]:
-        """Return the rewrite of nn.dense for those weights."""
+        """Return the rewrite table for nn.dense."""
 
         def dense(call: Call) -> Call | None:
             sparse_params = weights.of(call.args[1])
@@ -186,7 +194,8 @@ def Conv2dToSparse(  # noqa: N802
     layout: str,
     kernel_size: int,
 ) -> Pass:
-    """Return the pass that makes `nn.conv2d` with some weights `nn.sparse_conv2d`.
+    """Return a pass that replaces nn.conv2d by nn.sparse_conv2d for the named weights (TVM's
+    Conv2dToSparse).
 
     Args:
         weight_name: The names of the weights.
@@ -196,12 +205,10 @@ def Conv2dToSparse(  # noqa: N802
     """
 
     def table(weights: _ReplacedWeights) -> Mapping[str, Rewrite]:
-        """Return the rewrite of nn.conv2d for those weights."""
+        """Return the rewrite table for nn.conv2d."""
 
         def conv(call: Call) -> Call | None:
-            """Rewrite a convolution; None for one with strides, padding or another layout or
-            window.
-            """
+            """Rewrite a supported convolution by sparse_conv2d, or return None."""
             fits = is_plain_conv(call, layout, kernel_size)
             sparse_params = weights.of(call.args[1]) if fits else None
             if sparse_params is None:
@@ -216,7 +223,8 @@ def Conv2dToSparse(  # noqa: N802
 def Conv2dToSparse2(  # noqa: N802
     layout: str, kernel_size: int, blocksize: tuple[int, int], sparsity_threshold: float
 ) -> Pass:
-    """Return the pass that makes `nn.conv2d` with sparse constant weights `nn.sparse_conv2d`.
+    """Return a pass that replaces nn.conv2d with sparse constant weights by nn.sparse_conv2d (TVM's
+    Conv2dToSparse2).
 
     Args:
         layout: The layout of the data.
@@ -226,7 +234,7 @@ def Conv2dToSparse2(  # noqa: N802
     """
 
     def conv(call: Call) -> Call | None:
-        """Rewrite a convolution; None where the weight has fewer zero blocks than the threshold."""
+        """Rewrite a convolution whose weight is sparse enough, or return None."""
         weight = call.args[1]
         if not isinstance(weight, Constant) or not is_plain_conv(call, layout, kernel_size):
             return None
@@ -238,7 +246,7 @@ def Conv2dToSparse2(  # noqa: N802
         return op.nn.sparse_conv2d(call.args[0], sparse_weight, layout, kernel_size)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Rewrite those convolutions of a module."""
+        """Rewrite the sparse convolutions of a module."""
         return map_functions(
             module, lambda f: f.with_fields(body=rewrite_calls(f.body, {"nn.conv2d": conv}))
         )
@@ -253,13 +261,15 @@ def _transposed_parameter(weight: Var) -> tuple[Var, ...]:
 
 
 def SimplifyFCTranspose(target_weight_name: Sequence[str]) -> Pass:  # noqa: N802
-    """Return the pass that replaces transposed weights of `nn.dense` by transposed parameters."""
+    """Return a pass that replaces transposed nn.dense weights by pre-transposed parameters (TVM's
+    SimplifyFCTranspose).
+    """
 
     def table(weights: _ReplacedWeights) -> Mapping[str, Rewrite]:
-        """Return the rewrite of nn.dense for those weights."""
+        """Return the rewrite table for nn.dense."""
 
         def dense(call: Call) -> Call | None:
-            """Rewrite a product with the new parameter, which holds the transpose."""
+            """Rewrite a dense layer to read the pre-transposed parameter."""
             source = transposed_weight(call)
             new_weight = None if source is None else weights.of(source)
             return (

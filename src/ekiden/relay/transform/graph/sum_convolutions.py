@@ -1,4 +1,4 @@
-"""Summation of the weights of convolutions of one tensor whose results are added.
+"""Merge convolutions of the same tensor whose results are added, by summing their kernels.
 
     add(nn.conv2d(%x, V), nn.conv2d(%x, W))            ->  nn.conv2d(%x, V + W)
     add(nn.conv2d(%x, V [c, c, 3, 3], padding=1),
@@ -57,7 +57,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(slots=True)
 class _SummedConvolution:
-    """A convolution of a sum, with the weight that it has so far."""
+    """Convolution of a sum with its accumulated kernel."""
 
     call: Call
     attrs: ConvAttrs
@@ -65,9 +65,7 @@ class _SummedConvolution:
 
     @staticmethod
     def of(expr: RelayExpr) -> _SummedConvolution | None:
-        """Return the convolution that an expression is, if it is by a constant, with channels
-        first; else None.
-        """
+        """Match a channels-first convolution with a constant float weight, or return None."""
         row = row_of(expr)
         if row is None or row.channels is None:
             return None
@@ -86,30 +84,32 @@ class _SummedConvolution:
 
     @property
     def data(self) -> RelayExpr:
-        """Return what it reads."""
+        """Return the data operand."""
         return self.call.args[0]
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Return the number of taps along each axis."""
+        """Return the spatial shape of the kernel."""
         return self.weight.shape[2:]
 
     def place_of(self, smaller: _SummedConvolution) -> tuple[int, ...] | None:
-        """Return the tap that reads what the first one of another reads; None where the other's
-        taps are not among its own.
+        """Return the tap offset of a smaller kernel within this one; None where its taps do not
+        coincide with taps of this one.
         """
         mine, theirs = self.attrs, smaller.attrs
         alike = (mine.strides, mine.groups, self.weight.shape[:2], self.weight.dtype)
         if alike != (theirs.strides, theirs.groups, smaller.weight.shape[:2], smaller.weight.dtype):
             return None
         for taps, one, two in zip(smaller.taps, mine.dilation, theirs.dilation, strict=True):
+            # With a single tap the dilation has no effect.
             if taps > 1 and one != two:
                 return None
+        # Padding by p lets the first tap read p elements before a result's own index.
         first = theirs.padding[: len(smaller.taps)]
         return self._place([-side for side in first], smaller.taps)
 
     def _place(self, first: Sequence[int], taps: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the tap that reads the data at an offset from a result's own index.
+        """Return the tap that reads the data at an offset from the output index, or None.
 
         Returns:
             None where that, or some behind it, are no taps.
@@ -124,7 +124,9 @@ class _SummedConvolution:
         return tuple(taps_found)
 
     def take(self, smaller: _SummedConvolution) -> bool:
-        """Add another's weight to its own, if its taps are among its own."""
+        """Add the weight of a convolution whose taps this kernel covers; return whether it could be
+        added.
+        """
         offset = self.place_of(smaller)
         if offset is None:
             return False
@@ -132,11 +134,12 @@ class _SummedConvolution:
         return self._add(smaller.weight, (slice(None), slice(None), *at))
 
     def take_scale(self, scale: Array) -> bool:
-        """Add what multiplies its data channel by channel, if some tap reads a result's
-        own index.
+        """Add a per-channel scale of the data as a diagonal weight at the centre tap; return
+        whether it could be added.
         """
         channels, depth = self.weight.shape[:2]
         rank = len(self.taps)
+        # Results and data must correspond one to one.
         if set(self.attrs.strides) != {1} or channels != depth * self.attrs.groups:
             return False
         centre = self._place([0] * rank, [1] * rank)
@@ -161,14 +164,14 @@ class _SummedConvolution:
 
 @dataclass(frozen=True, slots=True)
 class _Scaled:
-    """A tensor times a constant for each channel."""
+    """Tensor times a per-channel constant."""
 
     data: RelayExpr
     scale: Array
 
     @staticmethod
     def of(expr: RelayExpr) -> _Scaled | None:
-        """Return the scaled tensor that an expression is; else None."""
+        """Match a multiplication by a per-channel constant, or return None."""
         row = row_of(expr)
         if row is None or row.linear is not Linear.SCALES or not row.commutes:
             return None
@@ -195,7 +198,7 @@ def _is_sum(expr: RelayExpr) -> bool:
 
 
 class _SumRewriter:
-    """Rewriter of the sums of one graph."""
+    """Rewriter that merges the convolutions in the sums of one graph."""
 
     def __init__(self, root: RelayExpr) -> None:
         self.order = evaluation_order(root)
@@ -211,7 +214,7 @@ class _SumRewriter:
         self.new: dict[RelayExpr, RelayExpr] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """Return the graph with shorter sums."""
+        """Return the graph with merged sums."""
         for expr in self.order:
             is_whole = _is_sum(expr) and id(expr) not in self.parts
             shortened = self._shorten(expr) if is_whole and is_float(_type(expr).dtype) else None
@@ -219,7 +222,7 @@ class _SumRewriter:
         return self.new[root]
 
     def _terms(self, root: RelayExpr) -> Iterator[RelayExpr]:
-        """Yield the terms of a sum, nested sums flattened, in order."""
+        """Yield the terms of a sum from left to right, with nested sums flattened."""
         stack = [root]
         while stack:
             expr = stack.pop()
@@ -229,7 +232,7 @@ class _SumRewriter:
                 yield expr
 
     def _shorten(self, root: RelayExpr) -> RelayExpr | None:
-        """Return a sum of fewer terms; None where there is none."""
+        """Return an equal sum of fewer terms, or None."""
         terms = list(self._terms(root))
         num_terms, windows = len(terms), [self._window(t, root) for t in terms]
         self._merge(terms, windows)
@@ -246,14 +249,18 @@ class _SumRewriter:
         return typed(total)
 
     def _window(self, term: RelayExpr, root: RelayExpr) -> _SummedConvolution | None:
+        # Another reader needs the result of this convolution alone.
         if self.uses[id(term)] != 1 or isinstance(term, Constant):
             return None
         return _SummedConvolution.of(term) if same_shape(_type(term), _type(root)) else None
 
     def _merge(self, terms: list[RelayExpr], windows: list[_SummedConvolution | None]) -> None:
-        """Add weights up, and remove the terms and windows whose weights others absorbed."""
+        """Merge kernels and scales into larger kernels, and remove the merged terms from both
+        lists.
+        """
         hosts = {i: window for i, window in enumerate(windows) if window is not None}
         gone: set[int] = set()
+        # Largest kernels first, so that a chain of nested windows collapses in one sweep.
         for i in sorted(hosts, key=lambda i: -hosts[i].weight.size):  # those with most taps first
             if i not in hosts:
                 continue
@@ -278,12 +285,13 @@ class _SumRewriter:
     def _remaining_terms(
         self, terms: Sequence[RelayExpr], windows: Sequence[_SummedConvolution | None]
     ) -> list[RelayExpr]:
-        """Return the terms that are no constants, of the new graph."""
+        """Return the rewritten non-constant terms with their merged weights."""
         remaining = []
         for term, window in zip(terms, windows, strict=True):
             if isinstance(term, Constant):
                 continue
             new_term = self.new[term]
+            # The weight has changed, as another convolution was added.
             if window is not None and window.weight is not _weight(window.call):
                 assert isinstance(new_term, Call)
                 weight = Constant(window.weight, span=window.call.args[1].span)
@@ -299,13 +307,13 @@ def _weight(call: Call) -> Array:
 
 
 def _largest(weight: Array) -> Array:
-    """Return the largest magnitude of each channel's taps, in the rank of the weight."""
+    """Return the largest magnitude per output channel, in the rank of the weight."""
     taps = tuple(range(1, weight.ndim))
     return np.asarray(np.abs(weight).max(axis=taps, keepdims=True, initial=0))
 
 
 def _added(constants: Sequence[Array], terms: Array | None) -> list[Array]:
-    """Add up constants of one shape; `terms` as in merged_sum."""
+    """Sum constants of equal shape and dtype; `terms` bounds the other terms, as in merged_sum."""
     sums: list[Array] = []
     for value in constants:
         for i, partial_sum in enumerate(sums):
@@ -326,5 +334,5 @@ def _sum_convolutions(module: IRModule, context: PassContext) -> IRModule:
 
 
 def SumConvolutions() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that merges added convolutions of one tensor."""
     return Pass("SumConvolutions", _sum_convolutions, 3, (InferType(),))

@@ -1,4 +1,4 @@
-"""Loop programs as functions of Relay, which call them.
+"""Wrap the loop programs (PrimFuncs) of a module in Relay functions that call them.
 
     @prim_func addone(a, b): ..    def @main(%x) { @addone(%x) }
     ->  def @addone(%a, Inline=1) { call_lowered(%a, func=addone) }    def @main(%x) { @addone(%x) }
@@ -27,5 +27,5 @@ def _call_prim_funcs(module: IRModule, context: PassContext) -> IRModule:
 
 
 def CallPrimFuncs() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that wraps PrimFuncs in Relay functions."""
     return _call_prim_funcs

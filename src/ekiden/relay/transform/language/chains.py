@@ -1,4 +1,4 @@
-"""Let-chains as lists, for passes over A-normal form.
+"""Let chains as lists of bindings, for passes over A-normal form.
 
     let %y = add(%x, %x); let %z = exp(%y); %z
     <-> Chain([(%y, add(%x, %x)), (%z, exp(%y))], %z)
@@ -22,7 +22,7 @@ Binding = tuple[Var, RelayExpr]
 
 @dataclass(slots=True)
 class Chain:
-    """Bindings of one scope in order, and the atom that is its result."""
+    """Let chain of one scope: its bindings in order, and its result atom."""
 
     bindings: list[tuple[Var, RelayExpr]] = field(default_factory=list)
     result: RelayExpr | None = None
@@ -33,14 +33,15 @@ class Chain:
         return build_lets(self.bindings, self.result)
 
     def tail(self) -> int:
-        """Return the number of the binding whose value is the result, but for names and what only
-        says that other values die; that of all bindings if there is none.
+        """Return the index of the binding in tail position, looking through aliases and kills; the
+        number of bindings if there is none.
         """
         result = self.result
         for at in range(len(self.bindings) - 1, -1, -1):
             variable, value = self.bindings[at]
             name = op_name(value)
             if variable is result:
+                # The shape check runs after the call, so the call is not in tail position.
                 if name == "vm.match_shape":
                     break  # which is checked behind it
                 if not (name == "vm.forget_shape" or isinstance(value, Var)):
@@ -52,12 +53,12 @@ class Chain:
 
 
 def op_name(value: RelayExpr) -> str:
-    """Return the name of the operator that a value calls; empty if it calls none."""
+    """Return the name of the called operator, or "" for any other value."""
     return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
 
 
 def build_lets(bindings: list[tuple[Var, RelayExpr]], result: RelayExpr) -> RelayExpr:
-    """Return nested lets around a result, typed like the result."""
+    """Return nested lets around a result, with the result's type."""
     result_type = result.checked_type_or_none()
     for variable, value in reversed(bindings):
         result = Let(variable, value, result)
@@ -67,7 +68,7 @@ def build_lets(bindings: list[tuple[Var, RelayExpr]], result: RelayExpr) -> Rela
 
 
 def unchain(body: RelayExpr) -> Chain:
-    """Return the bindings of a let-chain, as a list."""
+    """Flatten nested lets into a chain."""
     chain = Chain()
     while isinstance(body, Let):
         chain.bindings.append((body.var, body.value))
@@ -77,9 +78,7 @@ def unchain(body: RelayExpr) -> Chain:
 
 
 def all_bindings(body: RelayExpr) -> Iterator[Binding]:
-    """Yield the bindings of every let-chain below (and with) body, each chain's in order.
-    Iterative.
-    """
+    """Yield the bindings of every let chain in a body, including nested chains. Iterative."""
     stack = [body]
     while stack:
         for variable, value in unchain(stack.pop()).bindings:
@@ -88,7 +87,7 @@ def all_bindings(body: RelayExpr) -> Iterator[Binding]:
 
 
 def map_chains(body: RelayExpr, rewrite: Callable[[Chain, bool], Chain]) -> RelayExpr:
-    """Rewrite every let-chain below (and with) body, inner ones first. Iterative.
+    """Rewrite every let chain in a body, innermost chains first. Iterative.
 
     Args:
         body: The expression.

@@ -1,12 +1,13 @@
-"""Continuation-passing style: a function gets, as its last argument, what is done with its result.
+"""Continuation-passing style (CPS): functions take a continuation as their last argument instead of
+returning.
 
     def @main(%x: T) -> R { @f(%x) + 1f }
 ->  def @main[A](%x: T, %k: fn (R) -> A) -> A {
       @f(%x, fn (%v: R) -> A { let %w = %v + 1f; %k(%w) }) }
 
-A is what the whole computation answers; a function is polymorphic in it. Calls of functions are
-the last thing that is done; operators, constructors, primitive functions and references stay as
-they are. `UnCPS` gives such functions their types back, by the continuation that does nothing.
+A is what the whole computation answers; a function is polymorphic in it. Calls of functions are the
+last thing that is done; operators, constructors, primitive functions and references stay as they
+are. `UnCPS` gives such functions their types back, by the continuation that does nothing.
 
 Functions are brought into A-normal form first. Fields of data types that are functions themselves
 are refused; type arguments (`List[fn (R) -> R]`) are not.
@@ -68,12 +69,13 @@ CPS_SUFFIX = "_cps"
 
 
 def cps_type(kind: Type, answer: Type) -> Type:
-    """Add a continuation to each type of functions in a type."""
+    """Add a continuation parameter to every function type within a type."""
 
     def one(at: Type) -> Type:
         """Map fn(a) -> r to fn(a, fn(r) -> answer) -> answer."""
         if not isinstance(at, FuncType):
             return at
+        # The answer type is a type variable, so that every caller may choose its own final result.
         after = FuncType((at.ret_type,), answer)
         return FuncType((*at.arg_types, after), answer, at.type_params)
 
@@ -82,7 +84,7 @@ def cps_type(kind: Type, answer: Type) -> Type:
 
 @dataclass(slots=True, eq=False)
 class _Body:
-    """Chain of bindings to rebuild, and the continuation of its result."""
+    """Let chain to convert, with the continuation of its result."""
 
     chain: Chain
     after: RelayExpr
@@ -94,18 +96,18 @@ class _Body:
 
 
 class _Converter:
-    """Converter of one global function, which has checked types."""
+    """CPS converter of one typed global function."""
 
     def __init__(self, names: Mapping[GlobalVar, GlobalVar]) -> None:
-        """Create a converter; `names` are the functions that get a continuation -> their
-        new names.
+        """Create a converter; `names` maps the functions that take a continuation to their new
+        names.
         """
         self.names = names
         self.answer = TypeVar("Answer")
         self.new: dict[RelayExpr, RelayExpr] = {}
 
     def function(self, function: Function) -> Function:
-        """Return the function with a continuation, polymorphic in the answer."""
+        """Convert a function; its result is polymorphic in the answer type."""
         body = to_a_normal_form(function.body)
         for var in (*function.params, *bound_vars(body)):
             old_type = var.checked_type_or_none() or var.type_annotation
@@ -136,13 +138,13 @@ class _Converter:
         return new_var
 
     def _value(self, old: RelayExpr) -> RelayExpr:
-        """Return the value of an atom."""
+        """Return the converted form of an atom."""
         if isinstance(old, GlobalVar):
             return self.names.get(old, old)
         return self.new.get(old, old)
 
     def _converted(self, root: RelayExpr, after: RelayExpr) -> RelayExpr:
-        """Convert an A-normal form whose result goes to a continuation. Iterative."""
+        """Convert an A-normal form whose result is passed to a continuation. Iterative."""
         first = _Body(unchain(root), after)
         order = [first]
         for body in order:
@@ -161,7 +163,9 @@ class _Converter:
     def _body_continuation(
         self, body: _Body, number: int, var: Var, value: RelayExpr
     ) -> RelayExpr | None:
-        """Return the continuation of the bodies in a bound value, None if it has none."""
+        """Return the continuation of the bodies within a bound value, or None if it has no
+        bodies.
+        """
         if not bodies(value):
             return None
         if isinstance(value, Function):
@@ -186,7 +190,7 @@ class _Converter:
         return result
 
     def _binding(self, body: _Body, number: int, following: RelayExpr) -> RelayExpr:
-        """Return a binding before what follows it."""
+        """Emit a binding in front of the code that follows it."""
         old, value = body.chain.bindings[number]
         var, inner = self._var(old), body.inner.get(number, [])
         if isinstance(value, Function) and inner:
@@ -221,7 +225,7 @@ class _Converter:
     def _with_continuation(
         self, value: RelayExpr, inner: Iterable[_Body], after: RelayExpr
     ) -> RelayExpr:
-        """Return a call or a choice whose result goes to a continuation."""
+        """Emit a call, If or Match whose result is passed to a continuation."""
         written = [body.made for body in inner if body.made is not None]
         match value:
             case Call(op=callee, args=args):
@@ -249,7 +253,7 @@ class _Converter:
 
 
 def _patterns(expr: RelayExpr) -> Iterator[PatternConstructor]:
-    """Yield the constructors that a match looks for."""
+    """Yield the constructor patterns of a match."""
     stack: list[Pattern] = [c.lhs for c in expr.clauses] if isinstance(expr, Match) else []
     while stack:
         at = stack.pop()
@@ -266,15 +270,15 @@ class _Renaming(ExprMutator):
 
 
 def _is_converted(function: BaseFunc) -> bool:
-    """Return whether a global function gets a continuation: neither a primitive one nor a
-    compiler's.
+    """Return whether a global function takes a continuation: not if it is primitive or for an
+    external compiler.
     """
     is_relay = isinstance(function, Function) and not is_atom(function)
     return is_relay and function.attr("Compiler") is None
 
 
 def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
-    """Return the functions that a function calls, also by others, and that get a continuation."""
+    """Return the convertible functions that a function calls, transitively."""
     reached: dict[GlobalVar, None] = {}
     work = [root]
     while work:
@@ -286,7 +290,7 @@ def _reached(module: IRModule, root: Function) -> list[GlobalVar]:
 
 
 def _cps_name(module: IRModule, name: GlobalVar) -> GlobalVar:
-    """Return the name of a function's counterpart in the other style."""
+    """Return the name of a function's CPS counterpart."""
     hint = name.name_hint + CPS_SUFFIX
     return module.get_global_var(hint) if hint in module else GlobalVar(hint)
 
@@ -307,12 +311,14 @@ def _to_cps(module: IRModule, context: PassContext) -> IRModule:
 
 
 def ToCPS() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file, over all functions of a module."""
+    """Return a pass that converts all functions of a module to continuation-passing style (TVM's
+    ToCPS).
+    """
     return _to_cps
 
 
 def to_cps(func: Function, mod: IRModule | None = None) -> Function:
-    """Return a function with a continuation (TVM's name).
+    """Convert a function to continuation-passing style (TVM's to_cps).
 
     What it calls in `mod` stays, and gets a counterpart in this style, named with `_cps` behind.
 
@@ -333,7 +339,7 @@ def to_cps(func: Function, mod: IRModule | None = None) -> Function:
 
 
 def _continuation_of(function: Function) -> FuncType | None:
-    """Return the type of a function's continuation, None where it has none that answers for all."""
+    """Return the type of a function's continuation parameter, or None if it has none."""
     kinds = [p.type_annotation or p.checked_type_or_none() for p in function.params]
     last, answers = kinds[-1] if kinds else None, function.type_params
     if not isinstance(last, FuncType) or len(last.arg_types) != 1 or not answers:
@@ -343,7 +349,7 @@ def _continuation_of(function: Function) -> FuncType | None:
 
 
 def _direct_style(function: Function, callee: RelayExpr) -> Function:
-    """Return a function that calls one in this style, and returns its result."""
+    """Wrap a CPS function in a direct-style one that passes the identity continuation."""
     after = _continuation_of(function)
     if after is None:
         raise CompileError(
@@ -362,7 +368,7 @@ def _direct_style(function: Function, callee: RelayExpr) -> Function:
 
 
 def un_cps(func: Function) -> Function:
-    """Return a function that takes no continuation, from one that `to_cps` converted (TVM's name).
+    """Wrap a function that `to_cps` converted in one without a continuation (TVM's un_cps).
 
     Raises:
         CompileError: For a function without a continuation, and for one whose result is or holds a
@@ -389,7 +395,7 @@ def _un_cps(module: IRModule, context: PassContext) -> IRModule:
 
 
 def UnCPS() -> Pass:  # noqa: N802
-    """Return the pass that gives functions of `ToCPS` their types back: each calls one named with
-    `_cps` behind.
+    """Return a pass that restores the signatures of functions converted by `ToCPS`; each calls its
+    `_cps` counterpart.
     """
     return _un_cps

@@ -1,5 +1,5 @@
-"""Defunctionalization: functions as values become data, so that a program of any order becomes one
-of first order.
+"""Defunctionalisation (Reynolds 1972): function values become data, which makes a higher-order
+program first-order.
 
     let %f = fn (%y: float32) { add(%y, %x) };  %f(1f)
     ->  type Fn0 { Fn0_0(float32) }
@@ -58,7 +58,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 def monomorphize(module: IRModule, entry: str = "main") -> IRModule:
-    """Return the functions that an entry reaches, each polymorphic one once for each of its type
+    """Monomorphise the functions reachable from an entry: one copy per combination of type
     arguments.
 
     Needs checked types.
@@ -82,7 +82,7 @@ class _Monomorphizer:
         """The polymorphic functions that the function being made binds by name."""
 
     def instance(self, name: GlobalVar, type_args: tuple[Type, ...]) -> GlobalVar:
-        """Return the name of a function at some types; its body is created later."""
+        """Return the global name of a function instance; its body is built later."""
         key = (name, type_args)
         if key not in self.names:
             used_names = {g.name_hint for g in self.module} | {
@@ -100,7 +100,7 @@ class _Monomorphizer:
         return self.names[key]
 
     def make(self, name: GlobalVar, type_args: tuple[Type, ...]) -> None:
-        """Make one instance."""
+        """Build the body of one instance."""
         function = self.module[name]
         if not isinstance(function, Function):
             self.done[name] = function
@@ -119,8 +119,8 @@ class _Monomorphizer:
         types: Mapping[TypeVar, Type],
         outer: Mapping[RelayExpr, RelayExpr],
     ) -> Function:
-        """Copy a function at some types; polymorphic functions inside are copied where they are
-        used.
+        """Copy a function at given type arguments; nested polymorphic functions are copied at each
+        use.
         """
         nested: dict[RelayExpr, RelayExpr] = {
             e: e
@@ -141,7 +141,7 @@ class _Monomorphizer:
         types: Mapping[TypeVar, Type],
         new: Mapping[RelayExpr, RelayExpr],
     ) -> RelayExpr:
-        """Return a polymorphic function at the types of one use."""
+        """Instantiate a polymorphic function at the type arguments of one use."""
         if isinstance(value, GlobalVar):
             return self.instance(value, tuple(type_args))
         function = self.local.get(value, value) if isinstance(value, Var) else value
@@ -161,7 +161,7 @@ class _Monomorphizer:
         types: Mapping[TypeVar, Type],
         new: Mapping[RelayExpr, RelayExpr],
     ) -> RelayExpr:
-        """Return an argument, at the type that the callee expects where its own is polymorphic."""
+        """Instantiate a polymorphic argument at the type that the callee expects."""
         if not _is_polymorphic(value):
             return new[value]
         scheme = value.checked_type
@@ -169,6 +169,7 @@ class _Monomorphizer:
         type_args = (
             None if expected is None else _match_scheme(scheme, substitute_type(expected, types))
         )
+        # Without the expected type, instances cannot be enumerated at compile time.
         if type_args is None:
             raise CompileError(
                 f"defunctionalization: {_name(value)} is used as a value of unknown type; wrap it"
@@ -238,7 +239,7 @@ def _name(value: RelayExpr) -> str:
 
 
 def _parameters(call: Call) -> Sequence[Type | None]:
-    """Return the types that a call's callee expects, None where they are not known."""
+    """Return the argument types that a call's callee expects; None where unknown."""
     kind = call.op.checked_type_or_none()
     if not isinstance(kind, FuncType) or len(kind.arg_types) != len(call.args):
         return (None,) * len(call.args)
@@ -249,7 +250,9 @@ def _parameters(call: Call) -> Sequence[Type | None]:
 
 
 def _match_scheme(scheme: FuncType, concrete: Type) -> list[Type] | None:
-    """Return the type arguments that make a polymorphic function type a concrete one."""
+    """Return the type arguments that instantiate a polymorphic function type to a concrete one, or
+    None.
+    """
     substitution: dict[Type, Type] = {}
     plain = FuncType(scheme.arg_types, scheme.ret_type)
     work: list[tuple[Type, Type]] = [(plain, concrete)]
@@ -279,7 +282,7 @@ def _fresh_name(hint: str, used_names: set[str]) -> str:
 
 @dataclass(eq=False, slots=True)
 class _ClosureType:
-    """Data type that represents one type of functions."""
+    """Data type that represents the closures of one function type."""
 
     kind: FuncType
     header: GlobalTypeVar
@@ -291,7 +294,7 @@ class _ClosureType:
     def add(
         self, captured: Sequence[Type], rhs: Callable[[tuple[Var, ...]], RelayExpr]
     ) -> Constructor:
-        """Add a constructor over captured types.
+        """Add a constructor whose fields are captured values.
 
         Args:
             captured: The types of what is captured.
@@ -310,14 +313,14 @@ class _ClosureType:
         return constructor
 
     def function(self) -> Function:
-        """Return the function that applies a value of this type."""
+        """Build the apply function, which dispatches on the closure's constructor."""
         which = Var("f", TypeCall(self.header, ()))
         body = Match(which, tuple(self.clauses))
         return Function((which, *self.params), body, self.kind.ret_type)
 
 
 class _Defunctionalizer:
-    """Rewriter of the functions of a monomorphic, typed module."""
+    """Rewriter of a monomorphic, typed module to first order."""
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
@@ -326,7 +329,7 @@ class _Defunctionalizer:
         self._globals: dict[GlobalVar, Constructor] = {}
 
     def run(self) -> IRModule:
-        """Return the module of first order."""
+        """Return the first-order module."""
         definitions = {h: self._data(d) for h, d in self.module.type_definitions.items()}
         functions: dict[GlobalVar | str, BaseFunc] = {}
         for name, function in self.module.functions.items():
@@ -343,16 +346,14 @@ class _Defunctionalizer:
         return InferType()(IRModule(functions, definitions, self.module.attrs))
 
     def type(self, kind: Type) -> Type:
-        """Return a type with data types in place of types of functions."""
+        """Convert a type by replacing function types by their closure types."""
         return map_type(kind, lambda t: self._family_type(t) if isinstance(t, FuncType) else t)
 
     def _family_type(self, kind: FuncType) -> Type:
         return TypeCall(self._family(kind).header, ())
 
     def _family(self, kind: FuncType) -> _ClosureType:
-        """Return the data type of a type of functions whose components contain no types of
-        functions.
-        """
+        """Return the closure type of a function type whose components are converted already."""
         if kind not in self.families:
             number = len(self.families)
             used_names = {g.name_hint for g in self.module}
@@ -363,7 +364,7 @@ class _Defunctionalizer:
         return self.families[kind]
 
     def _family_of_value(self, kind: Type) -> _ClosureType:
-        """Return the data type of the inferred type of a function value."""
+        """Return the closure type of a function value's inferred type."""
         assert isinstance(kind, FuncType), f"expected a function, got {kind}"
         args = tuple(map(self.type, kind.arg_types))
         return self._family(FuncType(args, self.type(kind.ret_type)))
@@ -383,8 +384,10 @@ class _Defunctionalizer:
         return data.with_fields(constructors=tuple(constructors_))
 
     def _function(self, function: Function) -> Function:
-        """Rewrite a global function; only what is inside of it are function values."""
+        """Convert a global function; only functions inside it are values."""
         new: dict[RelayExpr, RelayExpr] = {}
+        # A recursive local function refers to its own closure, which is rebuilt rather than
+        # captured.
         own = {e.value: e.var for e in post_order(function, True) if isinstance(e, Let)}
         for expr in post_order(function, into_functions=True):
             if expr is not function:
@@ -397,7 +400,7 @@ class _Defunctionalizer:
         return rebuilt.with_fields(ret_type=self.type(kind.ret_type))
 
     def _value(self, expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-        """Return the value of an expression that is used as a value."""
+        """Return the converted form of an expression in value position."""
         if not isinstance(expr, GlobalVar):
             return new[expr]
         if expr not in self._globals:
@@ -453,7 +456,7 @@ class _Defunctionalizer:
         number = len(family.constructors)
 
         def rhs(fields: tuple[Var, ...]) -> RelayExpr:
-            """Return the body of the clause for this closure.
+            """Build the apply clause of a closure.
 
             Captured values are the constructor's fields, the parameters those of `apply`, and the
             function itself, where it is recursive, is the closure rebuilt from the fields.
@@ -491,13 +494,13 @@ def _defunctionalize(module: IRModule, context: PassContext) -> IRModule:
 
 
 def Defunctionalize() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file, for what `main` reaches."""
+    """Return a pass that defunctionalises everything reachable from `main`."""
     return Sequential((InferType(), EtaExpand(), InferType(), _defunctionalize), "Defunctionalize")
 
 
 def Defunctionalization(func: Function, mod: IRModule) -> Function:  # noqa: N802
-    """Return `func` of first order (TVM's form of the pass); `mod` gets the functions and types it
-    needs.
+    """Defunctionalise `func` (TVM's Defunctionalization); needed functions and types are added to
+    `mod`.
 
     Raises:
         CompileError: When a polymorphic function is used as a value.

@@ -1,4 +1,4 @@
-"""Eta expansion: constructors and global functions used as values are wrapped into functions.
+"""Eta expansion: wrap constructors and global functions used as values in functions.
 
     @map(Cons, ..)   ->   @map(fn (%a: A, %b: List[A]) { Cons(%a, %b) }, ..)
     @f               ->   fn (%a) { @f(%a) }
@@ -19,7 +19,7 @@ from ekiden.relay.visitor import CHILDREN, post_order, rebuild, substitute_type
 
 
 def _wrapper(callee: RelayExpr, kind: FuncType) -> Function:
-    """Return a function that calls a constructor or global function.
+    """Return the function that forwards its arguments to a constructor or global function.
 
     Its type parameters are its own: those of a constructor are its data type's.
     """
@@ -36,8 +36,8 @@ def _expand(root: RelayExpr, module: IRModule, constructors: bool, functions: bo
     new: dict[RelayExpr, RelayExpr] = {}
 
     def value_of(child: RelayExpr) -> RelayExpr:
-        """Wrap a constructor or global function that is a value into fn(x, ...) { f(x, ...) } of
-        its type.
+        """Eta-expand a constructor or global function in value position: fn(x, ...) { f(x,
+        ...) }.
         """
         is_wrapped = (constructors and isinstance(child, Constructor)) or (
             functions and isinstance(child, GlobalVar)
@@ -61,12 +61,10 @@ def _expand(root: RelayExpr, module: IRModule, constructors: bool, functions: bo
 
 
 def EtaExpand(expand_constructor: bool = True, expand_global_var: bool = False) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file, for constructors and (or) global
-    functions.
-    """
+    """Return a pass that eta-expands constructors and/or global functions (TVM's EtaExpand)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Expand the functions of a module; global functions' types are those before the pass."""
+        """Eta-expand the functions of a module, by the function types from before the pass."""
 
         def one(body: RelayExpr) -> RelayExpr:
             return _expand(body, module, expand_constructor, expand_global_var)

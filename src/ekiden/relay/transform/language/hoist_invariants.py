@@ -1,4 +1,5 @@
-"""Loop-invariant code motion: computing before a loop what its iterations do not change.
+"""Loop-invariant code motion (LICM): compute invariant expressions of recursive functions before
+the recursion.
 
     let %loop = fn (%i, %v) { if (less(%i, 9)) { %loop(add(%i, 1), add(%v, sort(%x))) } else .. };
     ->  let %invariant = sort(%x);
@@ -61,8 +62,9 @@ beyond that, in programs of very deep nests, they stay where they are."""
 
 
 def hoist_invariants(function: Function) -> Function:
-    """Return the function with what its loops do not change computed before them."""
+    """Hoist the loop invariants of a function."""
     order = evaluation_order(function.body)
+    # Loops are functions that call themselves, so without functions there are none.
     if not any(isinstance(e, Function) and not is_atom(e) for e in order):
         return function
     return function.with_fields(body=_Hoister(function, order).run())
@@ -70,7 +72,9 @@ def hoist_invariants(function: Function) -> Function:
 
 @dataclass(slots=True)
 class _Motion:
-    """Where an expression may be evaluated at the earliest, and whether it may move there."""
+    """Outermost scope in which an expression can be evaluated, and whether it may be moved
+    there.
+    """
 
     earliest: Scope
     moves: bool
@@ -78,7 +82,7 @@ class _Motion:
 
 @dataclass(slots=True)
 class _Scopes:
-    """The scopes of a function's body, and what is known of them."""
+    """Scopes of a function's body with their enclosing loops."""
 
     root: Scope
     where: dict[RelayExpr, Scope] = field(default_factory=dict)
@@ -92,7 +96,7 @@ class _Scopes:
 
 
 class _Hoister:
-    """Moves what is invariant in one global function."""
+    """Loop-invariant code motion within one global function."""
 
     def __init__(self, function: Function, order: list[RelayExpr]) -> None:
         self.order = order
@@ -113,7 +117,7 @@ class _Hoister:
         self.visits = 0
 
     def run(self) -> RelayExpr:
-        """Return the rewritten body."""
+        """Return the body with invariants hoisted."""
         for expr in self.order:
             if has_scope(expr):
                 self.places[expr] = self._place(expr)
@@ -147,10 +151,11 @@ class _Hoister:
                     is_function = isinstance(opener, Function) and bool(opener.params)
                     is_reached = isinstance(opener, Let) or body in again
                     body_of[body] = body if is_function else body_of[scope]
+                    # A branch may not be reached, so what could loop in it must not move before it.
                     certain[body] = body if is_function else certain[scope] if is_reached else None
 
     def _recursing(self, scopes: list[Scope]) -> set[Scope]:
-        """Return the scopes in which a function calls itself, and those between it and them."""
+        """Return the scopes on the path from a function's body to its recursive calls."""
         bodies_of: dict[RelayExpr, Scope] = {}
         for scope in scopes:
             for opener, inner in scope.inner.items():
@@ -176,6 +181,7 @@ class _Hoister:
     def _place(self, expr: RelayExpr) -> _Motion:
         scope = self.scopes.where[expr]
         stays = _Motion(scope, moves=False)
+        # No function is around it, so it is evaluated once anyway.
         if self.scopes.body[scope] is None:
             return stays
         if bodies(expr):
@@ -188,8 +194,9 @@ class _Hoister:
     def _after_operands(
         self, expr: RelayExpr, scope: Scope, inside: list[RelayExpr]
     ) -> _Motion | None:
-        """Return the place of an expression after all that it is made of; None where a dimension in
-        it has its name from somewhere else."""
+        """Return the target after all operands of an expression; None where it uses a dimension
+        that is bound elsewhere.
+        """
         earliest = self.scopes.root
         for operand in inside:
             at = self._earliest(operand)
@@ -212,8 +219,9 @@ class _Hoister:
         return self.scopes.visible.get(operand, self.scopes.root)
 
     def _note_aliases(self, value: RelayExpr) -> None:
-        """Note the names of a value that moves, and their names: all stand for it in what moves
-        with it."""
+        """Record the variables that alias a hoisted value, transitively, so that they resolve to
+        it.
+        """
         motion = self.places.get(self.aliases.get(value, value))
         if motion is None or not motion.moves or _costs_nothing(value):
             return
@@ -222,14 +230,16 @@ class _Hoister:
             named = unseen.pop()
             for var in self.names.get(named, ()):
                 kind = var.checked_type_or_none()
+                # A declared type that is less specific is what readers were typed with.
                 if kind is None or structural_equal(kind, named.checked_type):
                     self.aliases[var] = self.aliases.get(named, named)
                     unseen.append(var)
 
     def _region(self, expr: RelayExpr, scope: Scope) -> _Motion | None:
-        """Return the place of a loop or a branch as a whole; None where it does not move: as the
-        end of a function or a branch, or with an effect inside.
+        """Return the target of a whole loop or branch; None where it is in tail position or has an
+        effect.
         """
+        # A recursive call in tail position must stay one, or the stack would grow.
         if isinstance(expr, Function) or scope.result is expr:
             return None
         inner, nodes = _region_contents(expr, scope)
@@ -237,6 +247,7 @@ class _Hoister:
         # Deep nests would be visited once per level.
         if self.visits > MAX_REGION_VISITS * len(self.order):
             return None
+        # Calls of functions within the region move along with them.
         functions = {e.var for e in nodes if isinstance(e, Let) and isinstance(e.value, Function)}
         if not all(_is_movable(e, functions) for e in nodes):
             return None
@@ -253,18 +264,19 @@ class _Hoister:
             if named.depth > motion.earliest.depth:
                 motion.earliest = named
         if motion is not None and any(isinstance(e, Function) for e in nodes):
+            # A loop may not end, so it moves only where it would have been reached.
             motion.earliest = _target(scope, motion.earliest, self.scopes.certain)
         return motion
 
     def _is_inside(self, operand: RelayExpr, inner: set[Scope]) -> bool:
-        """Return whether what a region reads is part of it, or of no scope."""
+        """Return whether an operand that a region reads is defined inside it."""
         at = self.scopes.where.get(operand) or self.scopes.visible.get(operand)
         return at is None or at in inner
 
     # What moves.
 
     def _targets(self) -> dict[RelayExpr, Scope]:
-        """Return the expressions that move, with the scopes that they move to."""
+        """Return the hoisted expressions with their target scopes."""
         targets: dict[RelayExpr, Scope] = {}
         for expr, motion in self.places.items():
             scope = self.scopes.where[expr]
@@ -274,11 +286,12 @@ class _Hoister:
         return targets
 
     def _bound(self, moved: Mapping[RelayExpr, Scope]) -> dict[RelayExpr, RelayExpr]:
-        """Return a variable for each expression that is read elsewhere than where it moves to."""
+        """Create variables for hoisted expressions that are read outside their target scope."""
         read: dict[RelayExpr, None] = {}
         for expr in self.order:
             target = None if _costs_nothing(expr) else moved.get(expr)
             for operand in (*operands(expr), *bodies(expr)):
+                # Values that are read only where they move to need no name.
                 value = self.aliases.get(operand, operand)
                 if value in moved and not _costs_nothing(value) and moved[value] is not target:
                     read[value] = None
@@ -318,13 +331,13 @@ class _Hoister:
         names: Mapping[RelayExpr, RelayExpr],
         new: Mapping[RelayExpr, RelayExpr],
     ) -> RelayExpr:
-        """Return what stands for an expression where it is read."""
+        """Return the rewritten form of an expression at a use."""
         value = self.aliases.get(expr, expr)
         return names[value] if value in names else new.get(expr, expr)
 
 
 def _rebuilt_let(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
-    """Return a let with another value and body, of the type that it had."""
+    """Rebuild a let with another value and body, and its old type."""
     if value is let.value and body is let.body:
         return let
     rebuilt = Let(let.var, value, body, let.span)
@@ -334,11 +347,12 @@ def _rebuilt_let(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
 
 
 def _target(scope: Scope, earliest: Scope, body_of: Mapping[Scope, Scope | None]) -> Scope:
-    """Return the outermost scope that is reached by leaving bodies of functions, and not before
-    what an expression is made of has its value.
+    """Return the outermost scope reachable by leaving loop bodies without passing the earliest
+    admissible scope.
     """
     best = scope
     body = body_of[scope]
+    # One function body at a time, as long as all operands have their values outside.
     while body is not None and body.parent is not None and body.parent.depth >= earliest.depth:
         best = body.parent
         body = body_of[best]
@@ -346,8 +360,8 @@ def _target(scope: Scope, earliest: Scope, body_of: Mapping[Scope, Scope | None]
 
 
 def _region_contents(expr: RelayExpr, scope: Scope) -> tuple[set[Scope], list[RelayExpr]]:
-    """Return the scopes inside of an expression, with those of a function that it binds, and all
-    expressions that are evaluated there, itself included.
+    """Return the scopes and all expressions inside an expression, with those of a function that it
+    binds.
     """
     nodes = [expr]
     if isinstance(expr, Let) and isinstance(expr.value, Function):
@@ -363,13 +377,14 @@ def _region_contents(expr: RelayExpr, scope: Scope) -> tuple[set[Scope], list[Re
 
 
 def _is_movable(expr: RelayExpr, functions: set[Var] | None = None) -> bool:
-    """Return whether an expression has no effect and cannot fail.
+    """Return whether an expression can be speculated: it has no effect and cannot fail.
 
     That holds for operators, and in a region for calls of the functions that it binds.
     """
     match expr:
         case Call(op=Op() as op):
             row = op.definition
+            # An operator that may raise must not run in a program whose loop has no iteration.
             return not (row.stateful or row.refuses or row.fence or has_conditions(expr))
         case Call(op=Var() as name):
             return functions is not None and name in functions
@@ -383,14 +398,16 @@ def _is_movable(expr: RelayExpr, functions: set[Var] | None = None) -> bool:
 
 
 def _costs_nothing(expr: RelayExpr) -> bool:
-    """Return whether an expression costs nothing where it is read: a tuple, a fill."""
+    """Return whether recomputing an expression is free: tuples and fills."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         return expr.op.definition.fills is not None
     return isinstance(expr, Tuple)
 
 
 def _symbol_scopes(scopes: _Scopes) -> dict[Symbol, Scope]:
-    """Return the outermost scope in which the type of a variable shows each named dimension."""
+    """Map each symbolic dimension to the outermost scope in which a variable's type
+    determines it.
+    """
     outermost: dict[Symbol, Scope] = {}
     for variable, scope in scopes.visible.items():
         kind = variable.checked_type_or_none()
@@ -406,7 +423,7 @@ def _shown_dims(kind: Type) -> Iterator[Symbol]:
 
 
 def _symbols_of(expr: RelayExpr) -> set[Symbol]:
-    """Return the named dimensions in the type and the attributes of an expression."""
+    """Return the symbolic dimensions in an expression's type and attributes."""
     symbols: set[Symbol] = set()
     kind = expr.checked_type_or_none()
     for tensor in () if kind is None else type_post_order(kind):
@@ -428,7 +445,7 @@ def _dims_in(values: tuple[object, ...]) -> Iterator[Symbol]:
 
 
 def HoistInvariants() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that hoists loop invariants out of recursive functions."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         return map_functions(module, hoist_invariants)

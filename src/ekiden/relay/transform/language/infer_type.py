@@ -1,4 +1,4 @@
-"""Type inference for every expression.
+"""Type inference pass: infer the type of every expression.
 
   fn (%x: Tensor[(n, 3), float32]) { nn.relu(%x) }
 : fn (Tensor[(n, 3), float32]) -> Tensor[(n, 3), float32]
@@ -32,5 +32,5 @@ _INFER_TYPE = Pass("InferType", _infer)
 
 
 def InferType() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return the type inference pass (TVM's InferType)."""
     return _INFER_TYPE

@@ -1,4 +1,4 @@
-"""Inlining of global functions.
+"""Function inlining.
 
     def @twice(%y, Inline=1) { add(%y, %y) }    def @main(%x) { @twice(nn.relu(%x)) }
     ->  def @main(%x) { %0 = nn.relu(%x); add(%0, %0) }
@@ -46,7 +46,7 @@ from ekiden.relay.visitor import fresh_copy
 
 
 def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> IRModule:
-    """Return the module with calls of selected functions replaced by their bodies."""
+    """Inline the calls of selected functions."""
     graph = CallGraph(module)
     recursive = {name for group in graph.cycles() for name in group}
     inlined: dict[GlobalVar, Function] = {}
@@ -58,6 +58,8 @@ def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> I
         is_part = is_kernel(function)  # of which those that it calls are parts
         body = _with_bodies(function.body, inlined, is_part)
         done[name] = function = function.with_fields(body=body)
+        # Recursive functions have no finite expansion; polymorphic ones would lose their type
+        # parameters.
         if name not in recursive and not function.type_params and wanted(name, function):
             inlined[name] = function
     used = {name for name in inlined if graph.ref_count(name)}
@@ -67,7 +69,7 @@ def inline(module: IRModule, wanted: Callable[[GlobalVar, Function], bool]) -> I
 def _with_bodies(
     body: RelayExpr, functions: Mapping[GlobalVar, Function], is_part: bool
 ) -> RelayExpr:
-    """Inline functions into a body; used as values they become function values.
+    """Inline functions into a body; those used as values become function values.
 
     Args:
         body: The body.
@@ -76,7 +78,7 @@ def _with_bodies(
     """
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Replace a call by the body over its arguments, and a name used as a value by a copy.
+        """Inline a call, or replace a function used as a value by a copy.
 
         A copy has variables of its own, as no variable may be bound twice. A kernel stays whole; as
         a value it is a function that calls it.
@@ -115,7 +117,8 @@ def _value_of(function: Function) -> Function:
 def apply_function(
     function: Function, call: Call, dims: Mapping[Symbol, PrimExpr] | None = None
 ) -> RelayExpr:
-    """Return the body of a function over the arguments of a call, with variables of its own.
+    """Beta-reduce a call: return the function's body over the call's arguments, with fresh
+    variables.
 
     Args:
         function: The function.
@@ -142,7 +145,7 @@ def apply_function(
 
 
 def _without_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
-    """Remove those of some functions that nothing refers to."""
+    """Remove the named functions that nothing refers to any more."""
     graph = CallGraph(module)
     return module.with_functions(
         {g: f for g, f in module.functions.items() if g not in names or graph.ref_count(g)}
@@ -150,7 +153,9 @@ def _without_unused(module: IRModule, names: set[GlobalVar]) -> IRModule:
 
 
 def is_kernel(function: Function) -> bool:
-    """Return whether a function is one kernel, which stays whole."""
+    """Return whether a function is one kernel (primitive, or for an external compiler), which stays
+    whole.
+    """
     return bool(function.attr("Compiler") or function.attr("Primitive"))
 
 
@@ -171,5 +176,5 @@ def _inline(module: IRModule, context: PassContext) -> IRModule:
 
 
 def Inline() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that inlines functions marked Inline (TVM's Inline)."""
     return _inline

@@ -1,5 +1,4 @@
-"""Calls of kernels that are global functions, in place: regions of other compilers, primitive
-functions.
+"""Inline global kernel functions (primitive, or of external compilers) at their calls.
 
     def @region(%y, Compiler="c", ..) {..}   def @main(%x) { @region(nn.relu(%x)) }
     ->  def @main(%x) { fn (%y, Compiler="c", Primitive=1, ..) {..}(nn.relu(%x)) }
@@ -24,7 +23,7 @@ def _inline_kernels(module: IRModule, context: PassContext) -> IRModule:
 
 
 def InlineKernels() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that inlines global kernel functions at their calls."""
     return _inline_kernels
 
 

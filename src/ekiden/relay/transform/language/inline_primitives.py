@@ -1,4 +1,4 @@
-"""Primitive functions in place of the names that they are called by.
+"""Inline the primitive functions that are bound to names.
 
     let %f = fn (%p, Primitive=1) { nn.relu(%p) }; %f(%x)   ->   fn (%p, Primitive=1) { .. }(%x)
 
@@ -21,7 +21,7 @@ def _is_primitive(value: object) -> bool:
 
 
 def _in_place(body: RelayExpr, functions: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """Replace the names of these functions, and of those that `body` binds, by the functions."""
+    """Inline the given primitive functions, and those that `body` binds by let."""
     lets = [e for e in evaluation_order(body) if isinstance(e, Let) and _is_primitive(e.value)]
     by_name: dict[RelayExpr, RelayExpr] = dict(functions)
     by_name.update((let.var, let.value) for let in lets)
@@ -29,8 +29,8 @@ def _in_place(body: RelayExpr, functions: Mapping[RelayExpr, RelayExpr]) -> Rela
         return body
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Drop the lets of primitive functions and replace their names by the functions; known
-        types stay.
+        """Drop lets of primitive functions, and replace their variables by the functions; known
+        types are kept.
         """
         if isinstance(new, Let) and _is_primitive(new.value):
             body: RelayExpr = new.body
@@ -59,5 +59,5 @@ def _inline_primitives(module: IRModule, context: PassContext) -> IRModule:
 
 
 def InlinePrimitives() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that inlines primitive functions bound to names (TVM's InlinePrimitives)."""
     return _inline_primitives

@@ -1,4 +1,4 @@
-"""Instantiation: the sizes of one call substituted into the body of its callee.
+"""Instantiation of a callee's symbolic dimensions by the sizes of one call.
 
     def @f(%a: Tensor[(m, 3), float32]) { zeros(shape=[m, 3], dtype="float32") }
     @f(%x), where %x: Tensor[(n, 3), float32]        ->   zeros(shape=[n, 3], dtype="float32")
@@ -33,8 +33,8 @@ Dims = Mapping[Symbol, PrimExpr]
 def dims_of_call(
     function: Function, args: Sequence[RelayExpr], bound: Iterable[SizeVar] = ()
 ) -> dict[Symbol, PrimExpr]:
-    """Return what names of dimensions in a function are where it is called with typed arguments:
-    those of its parameters, and new ones for those that its body binds. `bound` are names that a
+    """Return the substitution of a function's symbolic dimensions for one call: those of its
+    parameters, and fresh symbols for those that its body binds. `bound` are names that a
     function inside of another shares with it. Arguments without types say nothing.
     """
     arg_types = [a.checked_type_or_none() for a in args]
@@ -42,6 +42,8 @@ def dims_of_call(
     typed_pairs = [
         (p, g) for p, g in zip(params, arg_types, strict=True) if p is not None and g is not None
     ]
+    # Dimensions shared with the caller denote the same size in caller and callee, and must not be
+    # renamed.
     outside = set(bound)
     dims = call_dims([p for p, _ in typed_pairs], [g for _, g in typed_pairs], outside)
     dims = {symbol: dim for symbol, dim in dims.items() if not isinstance(dim, AnyDim)}
@@ -50,7 +52,7 @@ def dims_of_call(
 
 
 def _bound_inside(function: Function) -> list[SizeVar]:
-    """Return the names that the matches inside of a function may bind."""
+    """Return the symbolic dimensions that match_shape calls inside a function bind."""
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
     shapes = [c.attrs.shape for c in calls if isinstance(c.attrs, MatchShapeAttrs)]
     return [d for shape in shapes for d in shape if isinstance(d, SizeVar)]
@@ -59,15 +61,15 @@ def _bound_inside(function: Function) -> list[SizeVar]:
 def instantiate(
     expr: RelayExpr, dims: Dims, within: Mapping[Var, RelayExpr] | None = None
 ) -> RelayExpr:
-    """Return a copy of an expression with variables of its own, free ones replaced as `within`
-    says, and names of dimensions as `dims` does: in types, attributes and type arguments.
+    """Return a fresh copy of an expression with free variables substituted by `within`, and
+    symbolic dimensions by `dims`.
     """
     copy = fresh_copy(expr, within)
     return _DimSubstituter(dims, set((within or {}).values())).visit(copy) if dims else copy
 
 
 class _DimSubstituter(ExprMutator):
-    """Mutator that replaces names of dimensions below an expression."""
+    """Mutator that substitutes symbolic dimensions in an expression."""
 
     def __init__(self, dims: Dims, outside: set[RelayExpr]) -> None:
         super().__init__()
@@ -84,7 +86,7 @@ class _DimSubstituter(ExprMutator):
         return tuple(map(self._type, kinds))
 
     def rewrite(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Return a node over new sizes, with the checked type that it has there."""
+        """Rebuild a node over substituted sizes, and set its substituted type."""
         old_type = old.checked_type_or_none()
         match new:
             case Var(type_annotation=kind) if kind is not None:
@@ -104,13 +106,12 @@ class _DimSubstituter(ExprMutator):
 
 
 def with_dims(attrs: Attrs | None, dims: Dims) -> Attrs | None:
-    """Return attributes with names of dimensions replaced; themselves where there are none."""
+    """Substitute symbolic dimensions in attributes; return the same object where there are none."""
     return cast("Attrs | None", _value_with_dims(attrs, dims))
 
 
 def _value_with_dims(value: object, dims: Dims) -> object:
-    """Return one attribute, or a part of one, with names replaced; recursion is over the depth of
-    attributes only."""
+    """Substitute symbolic dimensions in one attribute value, recursively."""
     if isinstance(value, IntImm):
         return value
     if isinstance(value, PrimExpr):
@@ -127,13 +128,14 @@ def _value_with_dims(value: object, dims: Dims) -> object:
 
 
 def has_unknown_size(kind: Type | None) -> bool:
-    """Return whether a type has a dimension of which nothing is known."""
+    """Return whether a type has an unknown (Any) dimension."""
     kinds = [] if kind is None else type_post_order(kind)
     return any(isinstance(d, AnyDim) for t in kinds if isinstance(t, TensorType) for d in t.shape)
 
 
 def with_types_of_cells(function: Function) -> Function:
-    """Return a function whose cells keep their types when what they are made of gets known better.
+    """Annotate references of unknown size with their types, which more precise contents must not
+    narrow.
 
     ref(%a) of %a: Tensor[(?, 3)]   ->   let %cell: ref(Tensor[(?, 3)]) = ref(%a); %cell
 
@@ -141,7 +143,9 @@ def with_types_of_cells(function: Function) -> Function:
     """
 
     def annotate(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Return a new cell under a variable of its type, anything else as it is."""
+        """Bind a new reference to a variable of its declared type; return any other expression
+        unchanged.
+        """
         kind = old.checked_type_or_none()
         if not isinstance(old, RefCreate) or kind is None or not has_unknown_size(kind):
             return new

@@ -1,5 +1,5 @@
-"""Lambda lifting: function values become global functions, so that every function has a number that
-the VM can call.
+"""Lambda lifting: turn closures into global functions that take the captured values, so that the VM
+can call every function by number.
 
     let %f = fn (%y) { add(%y, %x) }; %f(%z)
     ->  def @lifted_f(%x) { fn (%y, Closure=1) { add(%y, %x) } }  and  let %f = @lifted_f(%x);
@@ -57,7 +57,9 @@ else:
 
 
 def flatten_closure(function: Function) -> Function:
-    """fn (captured) { fn (params) { body } } marked Closure -> fn (captured, params) { body }"""
+    """Flatten a Closure function: fn (captured) { fn (params) { body } } -> fn (captured, params) {
+    body }.
+    """
     inner = function.body
     if not function.attr("Closure"):
         return function
@@ -66,7 +68,7 @@ def flatten_closure(function: Function) -> Function:
 
 
 class _Lifter:
-    """Lifter of the functions inside one global function.
+    """Lambda lifter of one global function.
 
     `domains` are those of a module planned for several devices.
     """
@@ -78,8 +80,7 @@ class _Lifter:
         """Digest of a lifted function -> its name."""
 
     def lift(self, root: Function) -> Function:
-        """Replace every function value inside of `root`, but for the one that a lifted global
-        returns.
+        """Lift every function value inside `root`, except the one that a lifted global returns.
 
         A pass may have bound something around that: then it is a value as others, and the global a
         function as others.
@@ -136,14 +137,16 @@ class _Lifter:
         return _closure(self._keep(name, inner), tuple(captured))
 
     def _captured_places(self, captured: Sequence[Var]) -> dict[str, object]:
-        """Return where captured values are, unless all are on the host."""
+        """Return the device locations of captured values as attributes; empty if all are on the
+        host.
+        """
         if self.domains is None:
             return {}
         devices = tuple(self.domains.said(self.domains.of(v), v.checked_type) for v in captured)
         return {} if all_on_host(devices) else {PARAM_PLACES: devices}
 
     def _keep(self, name: GlobalVar, function: Function) -> GlobalVar:
-        """Return the name of a lifted function: of the first one that is equal."""
+        """Return the name of a lifted function, shared with an equal one lifted before."""
         first_name = self.names.setdefault(structural_digest(function), name)
         if first_name is name:
             self.lifted[name] = function
@@ -151,7 +154,7 @@ class _Lifter:
 
 
 def _params_around(root: Function) -> dict[RelayExpr, list[Var]]:
-    """Function inside root -> the parameters of the functions around it."""
+    """Map each nested function to the parameters of its enclosing functions."""
     around: dict[RelayExpr, list[Var]] = {}
     for outer in (root, *_functions(root.body)):
         for inner in _functions(outer.body):
@@ -160,8 +163,8 @@ def _params_around(root: Function) -> dict[RelayExpr, list[Var]]:
 
 
 def _lets_around(root: Function) -> dict[RelayExpr, list[Var]]:
-    """Function that a let binds inside root -> the variables of lets around it that were the first
-    to show a dimension.
+    """Map each let-bound function to the enclosing let variables that first determine a symbolic
+    dimension.
     """
     around: dict[RelayExpr, list[Var]] = {}
     stack: list[tuple[RelayExpr, list[Var], set[PrimVar]]] = [(root.body, [], set())]
@@ -189,13 +192,17 @@ def _functions(body: RelayExpr) -> list[Function]:
 
 
 def _dim_witnesses(function: Function, captured: Sequence[Var], around: Sequence[Var]) -> list[Var]:
-    """Variables around a function that show the named dimensions it uses and is not given."""
+    """Return enclosing variables whose shapes determine the symbolic dimensions that a function
+    uses but does not receive.
+    """
     determined = _determined_dims(v.checked_type for v in (*function.params, *captured))
     inside = post_order(function.body, into_functions=True)
     missing = _symbols(e.checked_type_or_none() for e in inside) - determined
     witnesses: list[Var] = []
     for param in around:
         shown = _determined_dims((param.checked_type,))
+        # The VM binds symbols from argument shapes, so an argument with the dimension must be
+        # passed along.
         if missing & shown and param not in captured:
             witnesses.append(param)
             missing -= shown
@@ -203,14 +210,14 @@ def _dim_witnesses(function: Function, captured: Sequence[Var], around: Sequence
 
 
 def _symbols(kinds: Iterable[Type | None]) -> set[PrimVar]:
-    """Return the named dimensions in types."""
+    """Return the symbolic dimensions in types."""
     tensors = (t for k in kinds if k is not None for t in type_post_order(k))
     shapes = (t.shape for t in tensors if isinstance(t, TensorType))
     return {v for s in shapes for d in s if not isinstance(d, IntImm) for v in dim_vars(d)}
 
 
 def _determined_dims(kinds: Iterable[Type | None]) -> set[PrimVar]:
-    """Return the named dimensions that the shapes of tensors determine.
+    """Return the symbolic dimensions that tensor shapes determine.
 
     n follows from `n * 2`, not from `(n + 1) // 2`, neither from `n + m`. Tensors in data
     structures determine none, as there may be no element.
@@ -222,7 +229,7 @@ def _determined_dims(kinds: Iterable[Type | None]) -> set[PrimVar]:
 
 
 def tensors_of(kind: Type) -> Iterator[TensorType]:
-    """Yield the tensors that a value of a type has for certain: itself, or fields of tuples."""
+    """Yield the tensor types of a type: itself, or the fields of nested tuples."""
     stack = [kind]
     while stack:
         current = stack.pop()
@@ -233,7 +240,9 @@ def tensors_of(kind: Type) -> Iterator[TensorType]:
 
 
 def _closure(name: GlobalVar, captured: tuple[Var, ...]) -> RelayExpr:
-    """Return the function value that a lifted function stands for."""
+    """Return the function value for a lifted function: a partial application to its captured
+    values.
+    """
     return Call(name, captured) if captured else name
 
 
@@ -246,5 +255,5 @@ def _lambda_lift(module: IRModule, context: PassContext) -> IRModule:
 
 
 def LambdaLift() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that lifts closures to global functions (TVM's LambdaLift)."""
     return _lambda_lift

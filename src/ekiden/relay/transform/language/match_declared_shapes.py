@@ -1,4 +1,5 @@
-"""Checks of unknown sizes where a value enters a position whose type declares them.
+"""Run-time shape checks (match_shape) where a value of unknown size flows into a position with a
+declared shape.
 
     let %y: Tensor[(n, 3), float32] = @g(%x);             @g returns Tensor[(?, 3), float32]
     -> let %y: Tensor[(n, 3), float32] = vm.match_shape(@g(%x), shape=[n, 3]);
@@ -75,7 +76,8 @@ def _is_known(declared: PrimExpr, actual: PrimExpr) -> bool:
 def call_dims(
     params: Sequence[Type], args: Sequence[Type], bound: set[SizeVar]
 ) -> dict[Symbol, PrimExpr]:
-    """Return what the names of dimensions in a callee's parameters are in one call.
+    """Infer the values of a callee's symbolic dimensions for one call by matching parameter and
+    argument types.
 
     A name that no argument shows and several dimensions share is a new one, which the check of the
     first argument binds. Names in `bound` are those of the caller, and not the callee's to choose.
@@ -93,14 +95,14 @@ def call_dims(
 
 
 class _Checker:
-    """Checker of the declared positions of one global function."""
+    """Inserter of shape checks into one global function."""
 
     def __init__(self, module: IRModule, root: Function) -> None:
         self.module, self.root = module, root
         self.bound = set(size_vars(p.checked_type for p in root.params))
 
     def run(self) -> Function:
-        """Return the function with checks; itself where it needs none."""
+        """Return the function with checks inserted, or itself where none is needed."""
         body = rewrite_graph(self.root.body, self._rewrite)
         body = self._result(self.root, body)
         kind = self.root.ret_type
@@ -117,7 +119,9 @@ class _Checker:
         return names[0] if names else ""
 
     def _with_open_parameters(self, kind: Type) -> Type:
-        """Return a result type whose functions take any size where they know a name of main's."""
+        """Generalise the parameters of result functions: dimensions that depend on main's symbols
+        become unknown.
+        """
         if isinstance(kind, TupleType):
             return TupleType(tuple(map(self._with_open_parameters, kind.fields)))
         if not isinstance(kind, FuncType):
@@ -126,7 +130,7 @@ class _Checker:
         return FuncType(args, kind.ret_type, kind.type_params, kind.type_constraints)
 
     def _without_bound(self, kind: Type) -> Type:
-        """Return a tensor type whose sizes are unknown where they depend on names of main's."""
+        """Replace the dimensions of a tensor type that depend on main's symbols by unknown ones."""
         if not isinstance(kind, TensorType):
             return kind
         dims = (d if self.bound.isdisjoint(free_vars(d)) else AnyDim() for d in kind.shape)
@@ -140,7 +144,7 @@ class _Checker:
         return checked
 
     def _checked(self, old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Return what stands for an expression whose parts have been rewritten."""
+        """Insert the checks that an expression with rewritten children needs."""
         match old, new:
             case Let(), Let():
                 what = f"let %{old.var.name_hint}", old.value.span or old.span
@@ -197,7 +201,7 @@ class _Checker:
         return new if same else new.with_fields(args=args)
 
     def _callee(self, call: Call) -> FuncType | None:
-        """Return the type of what is called, in this use of it."""
+        """Return the callee's type, instantiated at the call's type arguments."""
         if isinstance(call.op, Constructor):
             data = definition(self.module, call.op.belong_to)
             assert data is not None, "the type checker has looked it up"
@@ -231,8 +235,7 @@ class _Checker:
         return new if same else new.with_fields(clauses=tuple(clauses))
 
     def _pattern_types(self, pattern: Pattern, kind: Type) -> Iterator[tuple[Var, Type]]:
-        """Yield the variables of a pattern with the types of what they take from a value of a
-        type."""
+        """Yield the variables of a pattern with the types of the components they match."""
         waiting = [(pattern, kind)]
         while waiting:
             at, value_type = waiting.pop()
@@ -251,8 +254,9 @@ class _Checker:
                     waiting.extend(zip(inner, one.arg_types, strict=True))
 
     def _declares_more(self, declared: Type, actual: Type) -> bool:
-        """Return whether a tensor, or one in a tuple or in a function's type, has a declared extent
-        that is not known to be that of the value."""
+        """Return whether a declared extent is not proven equal to the value's, so that a run-time
+        check is needed.
+        """
         if declared is actual:
             return False
         match declared, actual:
@@ -281,7 +285,9 @@ class _Checker:
     def _check_value(
         self, value: RelayExpr, old: RelayExpr, declared: Type, declaration: Declaration
     ) -> RelayExpr:
-        """Return what enters a place of a declared type for a value, which stands for `old`."""
+        """Return the value checked against a declared type; `old` is the expression before
+        rewriting.
+        """
         if value is old and type(old) in (GlobalVar, Constructor):
             return value  # of which each call is checked
         return self._coerce(value, old.checked_type, declared, declaration)
@@ -289,7 +295,9 @@ class _Checker:
     def _coerce(
         self, value: RelayExpr, actual: Type, declared: Type, declaration: Declaration
     ) -> RelayExpr:
-        """Return a value of a known type as one of the declared type; itself if it is one."""
+        """Coerce a value to the declared type by checks; return it unchanged if it has
+        that type.
+        """
         if not self._declares_more(declared, actual):
             return value
         match declared, actual:
@@ -333,7 +341,7 @@ class _Checker:
     def _wrap_function(
         self, value: RelayExpr, actual: FuncType, declared: FuncType, declaration: Declaration
     ) -> RelayExpr:
-        """Return a function of the declared type that calls a value of another one."""
+        """Wrap a function value in one of the declared type that checks arguments and result."""
         callee = Var("f", actual)
         callee.set_checked_type(actual)
         params = [Var(f"p{at}", kind) for at, kind in enumerate(declared.arg_types)]
@@ -356,7 +364,7 @@ class _Checker:
 
 
 def _replace_variable(pattern: Pattern, old: Var, new: Var) -> Pattern:
-    """Return a pattern with another variable in the place of one."""
+    """Replace a variable in a pattern."""
     match pattern:
         case PatternVar(var=var):
             return PatternVar(new) if var is old else pattern
@@ -375,5 +383,5 @@ def _match_declared_shapes(module: IRModule, context: PassContext) -> IRModule:
 
 
 def MatchDeclaredShapes() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that inserts run-time checks of declared shapes."""
     return _match_declared_shapes

@@ -1,5 +1,5 @@
-"""Partial evaluation: calls, branches, matches and loops on known data are computed at compile
-time.
+"""Online partial evaluation: evaluate calls, branches, matches and loops on statically known data
+at compile time.
 
     def @power(%n: Nat, %x) { match (%n) { Z => 1f, S(%m) => multiply(%x, @power(%m, %x)) } }
     @power(S(S(Z)), %x)   ->   let %v0 = multiply(%x, 1f); multiply(%x, %v0)
@@ -84,7 +84,7 @@ MAX_ELEMENTS = 1 << 16
 
 @dataclass(slots=True, eq=False)
 class StaticValue:
-    """Partially known value.
+    """Partially static value: its known part, and its residual expression.
 
     Known is an Array, the fields of a tuple, a constructor's data, a closure, or None. `expr` is an
     atom for it in the result, created when it is first needed, with the scope where it is bound.
@@ -97,7 +97,7 @@ class StaticValue:
 
 @dataclass(slots=True, eq=False)
 class StaticData:
-    """A constructor applied to its fields."""
+    """Statically known constructor application."""
 
     constructor: Constructor
     fields: tuple[StaticValue, ...]
@@ -106,9 +106,7 @@ class StaticData:
 
 @dataclass(slots=True, eq=False)
 class StaticClosure:
-    """A function with what it captures: a global one with its name, one that calls itself with the
-    variable it does so by.
-    """
+    """Statically known function with its environment; named if it is global or recursive."""
 
     function: Function
     env: ChainMap[Var, StaticValue]
@@ -118,7 +116,7 @@ class StaticClosure:
 
 @dataclass(slots=True, eq=False)
 class ResidualScope:
-    """The bindings of the result made so far in one scope, inside of another."""
+    """Scope of the residual program with the bindings emitted so far."""
 
     parent: ResidualScope | None
     bindings: list[Binding] = field(default_factory=list)
@@ -126,25 +124,27 @@ class ResidualScope:
     """Whether it is certain that this scope is entered whenever the one around the call is."""
 
     def is_around(self, inner_scope: ResidualScope | None) -> bool:
-        """Return whether what is bound here is visible in another scope."""
+        """Return whether this scope encloses another, so that its bindings are visible there."""
         while inner_scope is not None and inner_scope is not self:
             inner_scope = inner_scope.parent
         return inner_scope is self
 
     def bind(self, expr: RelayExpr, hint: str = "v", kind: Type | None = None) -> Var:
-        """Bind an expression to a new variable, of a type where that says less than its own."""
+        """Bind an expression to a fresh variable, annotated with a type where that is less precise
+        than the expression's own.
+        """
         variable = Var(hint, kind)
         self.bindings.append((variable, expr))
         return variable
 
     def wrap(self, result: RelayExpr) -> RelayExpr:
-        """Return the bindings around a result, without those that nothing uses."""
+        """Return the result wrapped in the live bindings."""
         return build_lets(drop_unused_bindings(self.bindings, result), result)
 
 
 @dataclass(slots=True, eq=False)
 class Unrolling:
-    """One unrolled call in progress, with the sizes of the data among its arguments."""
+    """Unrolled call in progress, with the sizes of the static data among its arguments."""
 
     function: Function
     sizes: tuple[int | None, ...]
@@ -156,7 +156,9 @@ Evaluation = Generator["Evaluation", StaticValue, StaticValue]
 
 
 def _run(first: Evaluation) -> StaticValue:
-    """Evaluate with a stack of our own, so that deep programs do not need Python's."""
+    """Run an evaluation on an explicit stack (trampoline), so that deep programs do not exhaust
+    Python's.
+    """
     stack = [first]
     value: StaticValue | None = None
     while stack:
@@ -176,7 +178,7 @@ Environment = ChainMap[Var, StaticValue]
 
 
 class _Specializer:
-    """Specializer of the functions of one module, all in A-normal form."""
+    """Partial evaluator of a module's functions in A-normal form."""
 
     def __init__(self, module: IRModule) -> None:
         self.module = module
@@ -185,7 +187,7 @@ class _Specializer:
         """Names of dimensions that a function inside of another may share with it."""
 
     def function(self, name: GlobalVar, function: Function) -> Function:
-        """Specialize a global function, its arguments unknown."""
+        """Specialise a global function whose arguments are dynamic."""
         scope = ResidualScope(None)
         env = Environment({p: StaticValue(expr=p, scope=scope) for p in function.params})
         self.bound = set(size_vars(p.checked_type for p in function.params))
@@ -195,7 +197,7 @@ class _Specializer:
         return function.with_fields(body=result.expr)
 
     def _finish(self, body: RelayExpr, env: Environment, scope: ResidualScope) -> Evaluation:
-        """Evaluate a complete scope to an expression."""
+        """Evaluate a whole scope to a residual expression."""
         value = yield self._evaluate(body, env, scope)
         atom = yield self._reify(value, scope)
         assert atom.expr is not None
@@ -203,6 +205,7 @@ class _Specializer:
 
     def _evaluate(self, expr: RelayExpr, env: Environment, scope: ResidualScope) -> Evaluation:
         while isinstance(expr, Let):
+            # The environment is captured by reference, so that a recursive function finds itself.
             if isinstance(expr.value, Function) and not expr.value.attr("Primitive"):
                 env[expr.var] = StaticValue(StaticClosure(expr.value, env, own_var=expr.var))
             else:
@@ -263,7 +266,7 @@ class _Specializer:
     # Making an expression of what is known.
 
     def _reify(self, value: StaticValue, scope: ResidualScope) -> Evaluation:
-        """Return a value that has an atom visible in a scope."""
+        """Return the value with a residual atom that is visible in the scope."""
         if value.expr is not None and (value.scope is None or value.scope.is_around(scope)):
             return value
         content = value.known
@@ -283,7 +286,7 @@ class _Specializer:
     def _reify_closure(
         self, value: StaticValue, closure: StaticClosure, scope: ResidualScope
     ) -> Evaluation:
-        """Build a function of the result from a function value, specialized to what it captures.
+        """Emit a residual function for a static closure, specialised to its environment.
 
         Its parameters are unknown. The name is known before the body, which may mention it; what it
         captures is bound in the scopes around, so that no copy of a binding is created.
@@ -334,7 +337,7 @@ class _Specializer:
     def _residual(
         self, call: Call, callee: RelayExpr, args: Sequence[StaticValue], scope: ResidualScope
     ) -> Evaluation:
-        """Bind the call itself in the result."""
+        """Emit the call itself into the residual program."""
         if isinstance(call.op, Op) and call.op.definition.variadic:
             fields = args[0].known
             if isinstance(fields, tuple):
@@ -347,8 +350,8 @@ class _Specializer:
     def _may_unroll(
         self, closure: StaticClosure, args: Sequence[StaticValue], scope: ResidualScope
     ) -> bool:
-        """Return whether a call is unrolled: the first one always, further ones only while they
-        approach an end (see the top of this file).
+        """Return whether to unroll a call: the first of a function always, recursive ones only
+        while their static data shrinks.
         """
         if closure.function.attr("SkipOptimization") or len(self.active) > MAX_DEPTH:
             return False
@@ -356,6 +359,7 @@ class _Specializer:
         if last is None:
             return True
         sizes = zip(_data_sizes(args), last.sizes, strict=True)
+        # Structural descent on finite data terminates, which bounds the unrolling.
         if any(new is not None and old is not None and new < old for new, old in sizes):
             return True
         is_counted = any(isinstance(a.known, np.ndarray) for a in args)
@@ -432,7 +436,7 @@ class _Specializer:
 
 
 def _closed(kind: Type | None, own: set[TypeVar]) -> Type | None:
-    """Return a type, unless it names a type parameter of an outer function, which no
+    """Return a type, or None if it mentions a type parameter of an enclosing function, which no
     longer exists.
     """
     components = [] if kind is None else type_post_order(kind)
@@ -449,7 +453,7 @@ def _data_sizes(args: Sequence[StaticValue]) -> tuple[int | None, ...]:
 
 
 def _is_decided(scope: ResidualScope | None, outer: ResidualScope) -> bool:
-    """Return whether nothing unknown was branched on since an outer scope."""
+    """Return whether no dynamic branch lies between a scope and an enclosing one."""
     while scope is not None and scope is not outer:
         if not scope.decided:
             return False
@@ -468,8 +472,8 @@ def _arrays(value: StaticValue) -> Array | tuple[Array, ...] | None:
 
 
 def _fold(call: Call, args: Sequence[StaticValue]) -> StaticValue | None:
-    """Compute an operator call whose arguments are known, unless its result is large or it has
-    state.
+    """Evaluate an operator call on static arguments, or return None if its result is large or it
+    has state.
     """
     assert isinstance(call.op, Op)
     arrays = [a for a in map(_arrays, args) if a is not None]
@@ -490,8 +494,8 @@ def _fold(call: Call, args: Sequence[StaticValue]) -> StaticValue | None:
 
 
 def _is_large(call: Call) -> bool:
-    """Return whether the type of a result says that it is too large: no memory is
-    allocated for it.
+    """Return whether the result type exceeds the element limit, before memory is allocated
+    for it.
     """
     kind = call.checked_type_or_none()
     tensors = (
@@ -504,8 +508,8 @@ def _is_large(call: Call) -> bool:
 def _match_pattern(
     pattern: Pattern, value: StaticValue, bindings: dict[Var, StaticValue]
 ) -> bool | None:
-    """Return whether a value matches a pattern, None if it is not known; `bindings` gets its
-    variables.
+    """Return whether a value matches a pattern, None if that is dynamic; matched variables are
+    added to `bindings`.
     """
     match pattern:
         case PatternWildcard():
@@ -544,5 +548,5 @@ def _partial_evaluate(module: IRModule, context: PassContext) -> IRModule:
 
 
 def PartialEvaluate() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that partially evaluates functions (TVM's PartialEvaluate)."""
     return _partial_evaluate

@@ -1,4 +1,4 @@
-"""Removal of the functions that no entry point reaches.
+"""Remove functions that are unreachable from the entry points.
 
 def @main(%x) { @f(%x) } def @f(%x) { .. } def @g(%x) { .. }   ->   the same without @g
 """
@@ -17,11 +17,13 @@ ENTRIES_ATTRIBUTE = "entries"
 
 
 def RemoveUnusedFunctions(entry_functions: Sequence[str] = ("main",)) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file; kernels go with what calls them."""
+    """Return a pass that removes functions unreachable from the entries (TVM's
+    RemoveUnusedFunctions).
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Remove functions that neither `entry_functions` nor the module's attribute of entries
-        reach.
+        """Remove functions that neither `entry_functions` nor the module's attribute of entry
+        points reach.
         """
         further = cast(Sequence[str], module.attrs.get(ENTRIES_ATTRIBUTE, ()))
         dropped = set(CallGraph(module).unreachable((*entry_functions, *further)))

@@ -1,4 +1,5 @@
-"""Tree of scopes: where each expression of a function is evaluated.
+"""Scope tree of a function: in which scope (function body, branch, clause) each expression is
+evaluated.
 
 A scope is where bindings can be made: a function body, a branch of an `If`, the body of a `Let`,
 the right side of a match clause. A shared expression belongs to the innermost scope that contains
@@ -44,9 +45,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """Scope: its result expression, the scope around it, and its expressions in the order of
-    evaluation.
-    """
+    """Scope with its result, its parent, and its expressions in order of evaluation."""
 
     result: RelayExpr
     parent: Scope | None = None
@@ -60,7 +59,7 @@ class Scope:
     """Expression of this scope -> the scopes that it opens, one for each of its `bodies`."""
 
     def open(self, result: RelayExpr) -> Scope:
-        """Return a scope inside this one."""
+        """Open a child scope."""
         near = self.jump
         far = near.jump if near is not None else None
         # Skew-binary jumps: two jumps of equal length are merged into one (Myers 1983).
@@ -70,8 +69,8 @@ class Scope:
 
 
 def is_atom(expr: RelayExpr) -> bool:
-    """Return whether an expression needs no evaluation: a name, an operator, a constructor, a
-    primitive function.
+    """Return whether an expression needs no evaluation: variables, operators, constructors,
+    primitive functions.
     """
     if isinstance(expr, Function):
         return expr.attr("Primitive") is not None
@@ -82,12 +81,13 @@ _ATOMS = frozenset((Var, GlobalVar, Op, Constructor))
 
 
 def has_scope(expr: RelayExpr) -> bool:
-    """Return whether an expression is evaluated in some scope: neither an atom nor a constant."""
+    """Return whether an expression is evaluated in a scope: neither an atom nor a constant."""
     return not isinstance(expr, Constant) and not is_atom(expr)
 
 
 def _call_operands(call: Call) -> tuple[RelayExpr, ...]:
     op = call.op
+    # A callee held in a variable is a closure value, and so an operand.
     if type(op) is Op or (is_atom(op) and type(op) is not Var):
         return call.args
     return (op, *call.args)
@@ -132,28 +132,25 @@ _OPERANDS_AND_BODIES: dict[type, _Getter] = {
 
 
 def operands(expr: RelayExpr) -> tuple[RelayExpr, ...]:
-    """Return what an expression needs evaluated in its own scope."""
+    """Return the children that an expression evaluates in its own scope."""
     read = _OPERANDS.get(type(expr))
     return () if read is None else read(expr)
 
 
 def bodies(expr: RelayExpr) -> tuple[RelayExpr, ...]:
-    """Return the results of the scopes that an expression opens."""
+    """Return the results of the child scopes that an expression opens."""
     read = _BODIES.get(type(expr))
     return () if read is None else read(expr)
 
 
 def captured_vars(order: Iterable[RelayExpr]) -> set[Var]:
-    """Return the variables that function values among expressions use inside, their own parameters
-    left out.
-    """
+    """Return the free variables of all function values among the expressions."""
     functions = [e for e in order if isinstance(e, Function) and not is_atom(e)]
     return {variable for function in functions for variable in free_vars(function)}
 
 
 def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
-    """Return all expressions below root, operands and bodies before what uses them; shared ones
-    once.
+    """Return all expressions below root in post-order, shared ones once.
 
     Iterative.
     """
@@ -184,7 +181,7 @@ def evaluation_order(root: RelayExpr) -> list[RelayExpr]:
 
 
 def enclosing_scope(scope: Scope, depth: int) -> Scope:
-    """Return the scope of that depth around a scope, or the scope itself."""
+    """Return the ancestor of a scope at a given depth, or the scope itself."""
     while scope.depth > depth:
         assert scope.parent is not None
         scope = scope.jump if scope.jump is not None and scope.jump.depth >= depth else scope.parent
@@ -192,7 +189,7 @@ def enclosing_scope(scope: Scope, depth: int) -> Scope:
 
 
 def _common_scope(a: Scope | None, b: Scope) -> Scope:
-    """Return the innermost scope around both."""
+    """Return the lowest common ancestor of two scopes."""
     if a is None:
         return b
     scope_a, scope_b = enclosing_scope(a, b.depth), enclosing_scope(b, a.depth)
@@ -206,7 +203,7 @@ def _common_scope(a: Scope | None, b: Scope) -> Scope:
 
 
 def find_scopes(root: RelayExpr) -> list[Scope]:
-    """Return the scopes below (and with) the one whose result is root, outer before inner.
+    """Build the scope tree of an expression; outer scopes precede inner ones.
 
     Atoms and constants belong to none.
     """
@@ -221,6 +218,8 @@ def find_scopes(root: RelayExpr) -> list[Scope]:
         scope = where[expr]
         for operand in operands(expr):
             if has_scope(operand):
+                # A shared expression is evaluated in the lowest common ancestor of all its users'
+                # scopes.
                 where[operand] = _common_scope(where.get(operand), scope)
                 uses.append((operand, scope))
         for body in bodies(expr):
@@ -240,8 +239,7 @@ def find_scopes(root: RelayExpr) -> list[Scope]:
 
 
 def with_children(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """Return `expr` with each child replaced by `new[child]` where there is one; itself if nothing
-    changes; itself if nothing changes.
+    """Return `expr` with children replaced by the map `new`, or itself if nothing changes.
 
     A rebuilt expression keeps its span and, since passes keep types, its checked type. Primitive
     functions are never changed.
@@ -265,8 +263,9 @@ def _with_children(
 
 
 def infer_here(expr: RelayExpr) -> RelayExpr:
-    """Set the checked type of a constant, and of an operator call, tuple or projection from its
-    operands' types, if it has none. Raises ValueError for another expression."""
+    """Infer the type of a constant, operator call, tuple or projection from its operands' types,
+    unless it is typed. Raises ValueError for another expression.
+    """
     if expr.checked_type_or_none() is not None:
         return expr
     match expr:
@@ -296,9 +295,9 @@ def infer_here(expr: RelayExpr) -> RelayExpr:
 def rewrite_graph(
     root: RelayExpr, rewrite: Callable[[RelayExpr, RelayExpr], RelayExpr]
 ) -> RelayExpr:
-    """Rebuild a graph bottom-up: `rewrite(old, rebuilt)` gives what stands for `old`. Shared stays
-    shared. Iterative. What all users of an expression have taken is let go: of a chain of folded
-    weights one is held, not each.
+    """Rewrite a graph bottom-up: `rewrite(old, rebuilt)` returns the replacement of `old`. Shared
+    stays shared. Iterative. What all users of an expression have taken is let go: of a chain of
+    folded weights one is held, not each.
     """
     new: dict[RelayExpr, RelayExpr] = {}
     order = [(expr_, () if is_atom(expr_) else children(expr_)) for expr_ in evaluation_order(root)]
@@ -314,9 +313,7 @@ def rewrite_graph(
 
 
 def map_functions(module: IRModule, rewrite: Callable[[Function], BaseFunc]) -> IRModule:
-    """Apply a rewrite to every Relay function of a module but those of external compilers, which
-    get what was cut out for them.
-    """
+    """Map a rewrite over a module's Relay functions, except those of external compilers."""
     return module.with_functions(
         {
             name: rewrite(f) if isinstance(f, Function) and f.attr("Compiler") is None else f
@@ -326,13 +323,13 @@ def map_functions(module: IRModule, rewrite: Callable[[Function], BaseFunc]) -> 
 
 
 def on_body(rewrite: Callable[[RelayExpr], RelayExpr]) -> Callable[[Function], Function]:
-    """Return a rewrite of functions from one of bodies.
+    """Turn a rewrite of bodies into a rewrite of functions.
 
     The body of a lifted closure is that of the function that it returns.
     """
 
     def apply(function: Function) -> Function:
-        """Rewrite the body of a function, or of the function which it returns (Closure)."""
+        """Rewrite a function's body; for a Closure, that of the function it returns."""
         inner = function.body
         if function.attr("Closure") is not None and isinstance(inner, Function):
             inner = inner.with_fields(body=rewrite(inner.body))

@@ -1,4 +1,4 @@
-"""Check that every call has a span, its location in a model or text.
+"""Check that every call has a span, its source location in a model or text.
 
 add(%x, %y)   without a span   ->   CompileError: SpanCheck: @main: 1 call without a span: add
 """
@@ -36,5 +36,7 @@ def _check(module: IRModule, context: PassContext) -> IRModule:
 
 
 def SpanCheck() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file (TVM's name); it changes nothing."""
+    """Return a pass that raises an error for calls without a span, and changes nothing (TVM's
+    SpanCheck).
+    """
     return Pass("SpanCheck", _check)

@@ -1,4 +1,4 @@
-"""A-normal form: every intermediate value has a name, in the order of evaluation.
+"""Conversion to A-normal form: a let binds every intermediate value in order of evaluation.
 
     add(nn.relu(%x), %y)   ->   let %v0 = nn.relu(%x); let %v1 = add(%v0, %y); %v1
 
@@ -33,7 +33,7 @@ Names = dict[RelayExpr, RelayExpr]
 
 
 def to_a_normal_form(root: RelayExpr) -> RelayExpr:
-    """Return the A-normal form of an expression. Needs checked types."""
+    """Convert an expression to A-normal form. Needs checked types."""
     scopes = find_scopes(root)
     names = _name_all(scopes)
     chains: dict[Scope, Chain] = {}
@@ -43,8 +43,8 @@ def to_a_normal_form(root: RelayExpr) -> RelayExpr:
 
 
 def _name_all(scopes: list[Scope]) -> Names:
-    """Return a variable for each expression; a value that a `Let` binds in its scope keeps that
-    name.
+    """Assign a variable to each expression; a value that a `Let` binds in its own scope keeps that
+    variable.
     """
     names: Names = {}
     lets: list[Let] = []
@@ -61,7 +61,7 @@ def _name_all(scopes: list[Scope]) -> Names:
 
 
 def _name_let(let: Let, names: Names) -> None:
-    """Name a `Let` as the value of its body; one that is shared may be bound further out."""
+    """Assign to a `Let` the variable of its body's value."""
     chain: list[Let] = []
     at: RelayExpr = let
     while isinstance(at, Let) and at not in names:
@@ -78,7 +78,7 @@ def _fresh(number: int, expr: RelayExpr) -> Var:
 
 
 def _bind(scope: Scope, names: Names, chains: dict[Scope, Chain]) -> Chain:
-    """Return the bindings of a scope.
+    """Return the bindings of a scope, in reverse order.
 
     They are gathered from the last to the first, in the list of the `Let` that ends the scope if
     one does: then a chain of lets is copied once.
@@ -104,7 +104,7 @@ def _bind(scope: Scope, names: Names, chains: dict[Scope, Chain]) -> Chain:
 
 
 def _alias(let: Let, names: Names) -> list[Binding]:
-    """Return the binding of a `Let`, unless its value has that name already."""
+    """Return the alias binding of a `Let`, or none if its value already has that variable."""
     value = names.get(let.value, let.value)
     return [] if value is let.var else [(let.var, value)]
 
@@ -119,5 +119,5 @@ def _to_a_normal_form(module: IRModule, context: PassContext) -> IRModule:
 
 
 def ToANormalForm() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return a pass that converts functions to A-normal form (TVM's ToANormalForm)."""
     return _to_a_normal_form

@@ -1,5 +1,5 @@
-"""Basic-block normal form: what several scopes share is bound by a let in the innermost scope
-around them; the rest stays a graph.
+"""Conversion to basic-block normal form: lets bind values shared between scopes; the rest stays a
+graph.
 
     if (%c) { add(%0, %0) } else { %0 }  with %0 = exp(%x)
     ->  let %v0 = exp(%x); if (%c) { add(%v0, %v0) } else { %v0 }
@@ -28,7 +28,7 @@ from ekiden.relay.transform.language.scopes import (
 
 
 def to_basic_block_normal_form(root: RelayExpr) -> RelayExpr:
-    """Basic-block normal form of an expression. Needs checked types."""
+    """Convert an expression to basic-block normal form. Needs checked types."""
     scopes = find_scopes(root)
     shared = _used_by_inner_scopes(scopes)
     names: dict[RelayExpr, RelayExpr] = {}
@@ -43,7 +43,7 @@ def to_basic_block_normal_form(root: RelayExpr) -> RelayExpr:
 
 
 def _used_by_inner_scopes(scopes: list[Scope]) -> list[RelayExpr]:
-    """Expressions that a scope inside of their own uses or gives as its result."""
+    """Return the expressions that a nested scope uses or returns."""
     where = {expr: scope for scope in scopes for expr in scope.nodes}
     shared: dict[RelayExpr, None] = {}
     for scope in scopes:
@@ -57,7 +57,7 @@ def _used_by_inner_scopes(scopes: list[Scope]) -> list[RelayExpr]:
 def _finish(
     scope: Scope, names: dict[RelayExpr, RelayExpr], done: dict[RelayExpr, RelayExpr]
 ) -> RelayExpr:
-    """Return the result of a scope: its graph, with lets in front for what inner scopes use."""
+    """Return a scope's result as a graph, with lets in front for values that nested scopes use."""
     inside: dict[RelayExpr, RelayExpr] = {}
     bindings: list[Binding] = []
     for expr in scope.nodes:
@@ -77,5 +77,7 @@ def _to_basic_block_normal_form(module: IRModule, context: PassContext) -> IRMod
 
 
 def ToBasicBlockNormalForm() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that converts functions to basic-block normal form (TVM's
+    ToBasicBlockNormalForm).
+    """
     return _to_basic_block_normal_form

@@ -1,4 +1,4 @@
-"""Graph normal form: values in place of the names of lets, the inverse of A-normal form.
+"""Conversion to graph normal form: inline let-bound values, the inverse of A-normal form.
 
     let %a = nn.relu(%x); add(%a, %a)   ->   %0 = nn.relu(%x); add(%0, %0)
 
@@ -23,7 +23,7 @@ from ekiden.relay.visitor import children, post_order
 
 
 def to_graph_normal_form(root: RelayExpr) -> RelayExpr:
-    """Return the graph of an expression. Shared values stay shared; iterative."""
+    """Convert an expression to graph normal form. Shared values stay shared; iterative."""
     order = post_order(root, into_functions=True)
     # A captured value would be computed at each call of the function.
     captured = captured_vars(order)
@@ -45,7 +45,7 @@ def to_graph_normal_form(root: RelayExpr) -> RelayExpr:
 def _resolve(
     expr: RelayExpr, dropped: dict[RelayExpr, RelayExpr], new: dict[RelayExpr, RelayExpr]
 ) -> RelayExpr:
-    """Return the rewritten expression; for a name that is dropped, its value's."""
+    """Return the rewritten expression, looking through inlined variables."""
     while expr in dropped:
         expr = dropped[expr]
     return new.get(expr, expr)
@@ -57,5 +57,5 @@ def _to_graph_normal_form(module: IRModule, context: PassContext) -> IRModule:
 
 
 def ToGraphNormalForm() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that converts functions to graph normal form (TVM's ToGraphNormalForm)."""
     return _to_graph_normal_form

@@ -1,5 +1,4 @@
-"""Conversion of image operators to NHWC: the transposes that this needs are pushed through the
-graph until they cancel.
+"""Layout conversion to NHWC: inserted transposes sink through the graph until they cancel.
 
     nn.relu(nn.conv2d(%x, W))                                 (NCHW)
     ->  transpose(nn.relu(nn.conv2d(transpose(%x), W, NHWC)))     one in, one out, for a network
@@ -61,7 +60,7 @@ CHANNELS_LAST = {"NCHW": "NHWC", "NCDHW": "NDHWC"}
 
 
 def inverse(perm: Perm) -> Perm:
-    """Return the permutation that undoes `perm`."""
+    """Return the inverse permutation."""
     return tuple(perm.index(i) for i in range(len(perm)))
 
 
@@ -72,7 +71,9 @@ def _shape(expr: RelayExpr) -> tuple[PrimExpr, ...]:
 
 
 def transpose(data: RelayExpr, perm: Perm) -> RelayExpr:
-    """Return `data` transposed: itself for the identity, merged with a transpose below."""
+    """Emit a transpose of `data`: nothing for the identity, merged with a transpose of its operand,
+    folded for constants.
+    """
     if op_of(data) == "transpose":
         assert isinstance(data, Call)
         inner = axes_of(data)
@@ -80,6 +81,7 @@ def transpose(data: RelayExpr, perm: Perm) -> RelayExpr:
     if perm == tuple(range(len(perm))):
         return data
     if isinstance(data, Constant):
+        # Transposed at compile time, so that the run does not pay for it.
         folded = Constant(np.ascontiguousarray(data.data.transpose(perm)), span=data.span)
         kind = data.checked_type
         assert isinstance(kind, TensorType)
@@ -89,7 +91,8 @@ def transpose(data: RelayExpr, perm: Perm) -> RelayExpr:
 
 
 def moves_only_ones(shape: Sequence[PrimExpr], perm: Perm) -> bool:
-    """Return whether transposing leaves the bytes in their order."""
+    """Return whether a transpose moves only unit axes, which leaves the bytes in order."""
+    # An axis of extent 1 has no stride that matters.
     moved = [i for i in perm if not is_const(shape[i], 1)]
     return moved == sorted(moved)
 
@@ -102,10 +105,13 @@ def axes_of(call: Call) -> Perm:
 
 
 def _layout_field(call: Call) -> str | None:
-    """Return the attribute with the layout, of an operator that can have its channels last."""
+    """Return the layout attribute of an operator that can be converted to channels-last,
+    or None.
+    """
     if not op_of(call):
         return None
     attrs, field_name = call.attrs, call.op.definition.layout  # type: ignore[attr-defined]
+    # Channels-last operators, and those in packed layouts, stay as they are.
     if not field_name or getattr(attrs, field_name) not in CHANNELS_LAST:
         return None
     return (
@@ -118,6 +124,7 @@ def _to_nhwc(call: Call, layout_field: str) -> RelayExpr:
     layout = CHANNELS_LAST[getattr(call.attrs, layout_field)]
     changes: dict[str, object] = {layout_field: layout}
     if hasattr(call.attrs, "out_layout"):
+        # The result follows the layout of the data.
         changes["out_layout"] = ""
     back = _channels_second(len(layout))
     args = (transpose(call.args[0], inverse(back)), *call.args[1:])
@@ -126,12 +133,12 @@ def _to_nhwc(call: Call, layout_field: str) -> RelayExpr:
 
 
 def _channels_second(rank: int) -> Perm:
-    """Channels from the last place to the second: NHWC -> NCHW."""
+    """Return the permutation from channels-last to channels-first: NHWC -> NCHW."""
     return (0, rank - 1, *range(1, rank - 1))
 
 
 def _fresh(call: Call) -> Call:
-    """Return a copy without a type."""
+    """Return a copy without a checked type."""
     return Call(call.op, call.args, call.attrs, call.type_args, span=call.span)
 
 
@@ -145,7 +152,8 @@ def _below(expr: RelayExpr) -> RelayExpr:
 
 
 def _match_operand(operand: RelayExpr, perm: Perm) -> RelayExpr | None:
-    """Return the operand that the transposed operation needs, None if that would cost a copy.
+    """Return the operand in the order of the transposed operation, or None if that would cost a
+    copy.
 
     One of a lower rank broadcasts from the right, so its missing axes are written out before they
     move.
@@ -157,6 +165,7 @@ def _match_operand(operand: RelayExpr, perm: Perm) -> RelayExpr | None:
         return operand
     if rank > len(perm):
         return None
+    # Broadcasting adds leading axes of 1, which the transpose moves too.
     wide = (const(1),) * (len(perm) - rank) + _shape(operand)
     if not isinstance(operand, Constant) and not moves_only_ones(wide, inverse(perm)):
         return None
@@ -175,7 +184,9 @@ def _reshaped(operand: RelayExpr, shape: tuple[PrimExpr, ...]) -> RelayExpr:
 
 
 def _sink_broadcast(call: Call, perm: Perm) -> RelayExpr | None:
-    """f(transpose(a), b, ...) -> transpose(f(a, b', ...)), b' = b transposed back"""
+    """Sink a transpose through a broadcasting operator: f(transpose(a), b) -> transpose(f(a, b')),
+    b' = b transposed back.
+    """
     # An operand of higher rank would broadcast the transposed one along new axes.
     if any(len(_shape(a)) > len(perm) for a in call.args):
         return None
@@ -186,8 +197,9 @@ def _sink_broadcast(call: Call, perm: Perm) -> RelayExpr | None:
 
 
 def _with_axis(call: Call, perm: Perm) -> RelayExpr | None:
-    """Operators along one axis: softmax, lrn, prelu, ..."""
+    """Sink a transpose through an operator along one axis: softmax, lrn, prelu, ..."""
     assert call.attrs is not None
+    # Axis i of the transposed tensor is axis perm[i] of the one below.
     axis = perm[int(getattr(call.attrs, "axis", -1)) % len(perm)]
     changed = call.with_fields(
         args=(_below(call.args[0]), *call.args[1:]), attrs=call.attrs.with_fields(axis=axis)
@@ -196,7 +208,9 @@ def _with_axis(call: Call, perm: Perm) -> RelayExpr | None:
 
 
 def _concatenate(call: Call, perm: Perm) -> RelayExpr | None:
-    """concatenate((transpose(a), transpose(b)), axis) -> transpose(concatenate((a, b), axis'))"""
+    """Sink transposes through concatenate: concatenate((transpose(a), transpose(b)), axis) ->
+    transpose(concatenate((a, b), axis')).
+    """
     fields_tuple = call.args[0]
     assert isinstance(fields_tuple, Tuple) and call.attrs is not None
     if any(_perm_below(p) != perm for p in fields_tuple.fields):
@@ -208,7 +222,8 @@ def _concatenate(call: Call, perm: Perm) -> RelayExpr | None:
 
 
 def _split(call: Call, perm: Perm) -> RelayExpr | None:
-    """split(transpose(a), axis) -> (transpose(%s.0), transpose(%s.1), ..), %s = split(a, axis')
+    """Sink a transpose through split: split(transpose(a), axis) -> (transpose(%s.0),
+    transpose(%s.1), ..), %s = split(a, axis').
 
     Not where queries, keys and values are made the first axis to be parted there: parts of that lie
     where they are, and behind them would be a transpose for each.
@@ -221,6 +236,7 @@ def _split(call: Call, perm: Perm) -> RelayExpr | None:
     changed = call.with_fields(
         args=(_below(call.args[0]),), attrs=call.attrs.with_fields(axis=axis)
     )
+    # Each field gets its own transpose, which later operators sink separately.
     split_call = infer_here(_fresh(changed))
     kind = split_call.checked_type
     assert isinstance(kind, TupleType)
@@ -229,7 +245,9 @@ def _split(call: Call, perm: Perm) -> RelayExpr | None:
 
 
 def _slice(call: Call, perm: Perm) -> RelayExpr | None:
-    """strided_slice(transpose(a), axes) -> transpose(strided_slice(a, axes')), where `_split` is"""
+    """Sink a transpose through strided_slice: strided_slice(transpose(a), axes) ->
+    transpose(strided_slice(a, axes')).
+    """
     attrs = call.attrs
     assert isinstance(attrs, slices.StridedSliceAttrs)
     if perm != _channels_second(len(perm)):
@@ -253,10 +271,11 @@ def _pad(call: Call, perm: Perm) -> RelayExpr | None:
 
 
 def _reduce(call: Call, perm: Perm) -> RelayExpr | None:
-    """sum(transpose(a), axis) -> transpose(sum(a, axis'))"""
+    """Sink a transpose through a reduction: sum(transpose(a), axis) -> transpose(sum(a, axis'))."""
     assert call.attrs is not None
     rank = len(perm)
     axis = getattr(call.attrs, "axis", None)
+    # The complement of the axes would have to be computed in the new order.
     if getattr(call.attrs, "exclude", False):
         return None
     axes = tuple(range(rank)) if axis is None else tuple(int(a) % rank for a in np.atleast_1d(axis))
@@ -267,13 +286,17 @@ def _reduce(call: Call, perm: Perm) -> RelayExpr | None:
     reduction = infer_here(_fresh(changed))
     if getattr(call.attrs, "keepdims", False):
         return transpose(reduction, perm)
+    # Without the reduced axes the permutation has gaps: its entries are ranked anew.
     remaining = [perm[i] for i in range(rank) if i not in axes]
     return transpose(reduction, tuple(sorted(remaining).index(a) for a in remaining))
 
 
 def _broadcast_to(call: Call, perm: Perm) -> RelayExpr | None:
-    """broadcast_to(transpose(a), s) -> transpose(broadcast_to(a, s'))"""
+    """Sink a transpose through broadcast_to: broadcast_to(transpose(a), s) ->
+    transpose(broadcast_to(a, s')).
+    """
     shape = _shape(call)
+    # New leading axes would not be in the permutation.
     if len(shape) != len(perm):
         return None
     moved = tuple(shape[i] for i in inverse(perm))
@@ -281,7 +304,7 @@ def _broadcast_to(call: Call, perm: Perm) -> RelayExpr | None:
 
 
 def _equal_ends(before: Sequence[PrimExpr], after: Sequence[PrimExpr]) -> tuple[int, int]:
-    """Return how many leading, and of the rest how many trailing, dimensions are equal."""
+    """Return the number of equal leading dimensions, and of equal trailing ones among the rest."""
     shorter = min(len(before), len(after))
     head = 0
     while head < shorter and prove_equal(before[head], after[head]):
@@ -293,7 +316,7 @@ def _equal_ends(before: Sequence[PrimExpr], after: Sequence[PrimExpr]) -> tuple[
 
 
 def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
-    """Move a reshape that splits one dimension, or joins several, before the transpose.
+    """Sink a transpose through a reshape that splits one dimension or merges several.
 
     Joined dimensions that are not neighbours in order below are first made so, among themselves. Of
     (n, c, h, w) -> (n, c, h * w) behind NHWC: below it is (n, h, w, c) -> (n, h * w, c). A channel
@@ -319,13 +342,14 @@ def _reshape(call: Call, perm: Perm) -> RelayExpr | None:
     shape = list(_shape(ordered))
     shape[start : start + old] = after[head : head + new]
     reshaped = infer_here(op.reshape(ordered, tuple(shape), allowzero=True))
+    # Axes behind the block move by as many as the reshape adds or removes.
     shifted = [p if p < start else p + new - old for p in perm]
     moved = [*shifted[:head], *range(start, start + new), *shifted[head + old :]]
     return transpose(reshaped, tuple(moved))
 
 
 def _remove_ones(call: Call, perm: Perm, head: int, count: int) -> RelayExpr | None:
-    """Move a reshape that removes dimensions of 1, from `head` on, before the transpose."""
+    """Sink a transpose through a reshape that removes unit dimensions from `head` on."""
     below, gone = _below(call.args[0]), perm[head : head + count]
     shape = _shape(below)
     if not all(is_const(shape[i], 1) for i in gone):
@@ -336,7 +360,7 @@ def _remove_ones(call: Call, perm: Perm, head: int, count: int) -> RelayExpr | N
 
 
 def _insert_ones(call: Call, perm: Perm, head: int, count: int) -> RelayExpr:
-    """Move a reshape that inserts dimensions of 1 at `head` before the transpose.
+    """Sink a transpose through a reshape that inserts unit dimensions at `head`.
 
     They go before what follows them behind the transpose: (n, c, w) -> (n, c, 1, w) is (n, w, c) ->
     (n, 1, w, c).
@@ -379,6 +403,7 @@ def _sink_rule(call: Call) -> Sink | None:
 def _sink(call: Call) -> RelayExpr:
     rule = _sink_rule(call)
     operands = call.args[0].fields if call.args and isinstance(call.args[0], Tuple) else call.args
+    # The first transposed operand decides, and the others are matched to it.
     perm = next((p for p in map(_perm_below, operands) if p is not None), None)
     is_tensor = isinstance(call.checked_type, TensorType)
     if rule is None or perm is None or not (is_tensor or rule is _split):
@@ -393,7 +418,7 @@ def _sink(call: Call) -> RelayExpr:
 
 
 def _has_convolution(root: RelayExpr) -> bool:
-    """Return whether a convolution is among the operators with a layout.
+    """Return whether a graph has a convertible convolution.
 
     The others follow it, but are as fast in NCHW as in NHWC, and not worth a transpose.
     """
@@ -411,6 +436,7 @@ def _sweep(old: RelayExpr, new: RelayExpr, gains: bool) -> RelayExpr:
     if wide is not None:
         data, weight = wide.args
         if isinstance(data, Call):
+            # A transpose below the added height moves past it, to where the convolution sees it.
             infer_here(wide := _fresh(wide.with_fields(args=(_sink(data), weight))))
         narrow = without_height(_converted(wide, gains), new)
         assert isinstance(narrow, Call)
@@ -437,7 +463,9 @@ def _with_span(new_expr: RelayExpr, old: RelayExpr) -> RelayExpr:
 
 
 def _simplify_views(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-    """transpose moving ones -> reshape; reshape(reshape(x)) -> reshape(x), or x if of its shape"""
+    """Simplify views: a transpose of unit axes becomes a reshape, nested reshapes merge, and a
+    reshape to its own shape vanishes.
+    """
     kind = _sink_kind(new)
     if kind not in (Transposes.ORDER, Transposes.SHAPE):
         return new
@@ -449,6 +477,7 @@ def _simplify_views(old: RelayExpr, new: RelayExpr) -> RelayExpr:
     if is_view:
         data = _below(data)
     data_shape = _shape(data)
+    # The two reshapes undo each other.
     if len(data_shape) == len(shape) and all(map(prove_equal, data_shape, shape)):
         return data
     if (kind is Transposes.SHAPE and not is_view) or any(map(is_any, shape)):
@@ -457,7 +486,10 @@ def _simplify_views(old: RelayExpr, new: RelayExpr) -> RelayExpr:
 
 
 def convert_layout(root: RelayExpr) -> RelayExpr:
-    """Run both sweeps over an expression. Needs checked types."""
+    """Convert a graph to NHWC: one sweep converts and sinks, the second simplifies views. Needs
+    checked types.
+    """
+    # The second sweep sees which transposes were left by the first.
     return rewrite_graph(
         rewrite_graph(root, partial(_sweep, gains=_has_convolution(root))), _simplify_views
     )
@@ -469,8 +501,8 @@ def _convert_layout(module: IRModule, context: PassContext) -> IRModule:
 
 
 def ConvertLayout(desired_layouts: layouts.Desired | None = None) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file; with layouts, that of
-    desired_layouts.py.
+    """Return a pass that converts layouts to NHWC, or to the desired layouts (TVM's
+    ConvertLayout).
     """
     if desired_layouts is None:
         return _convert_layout

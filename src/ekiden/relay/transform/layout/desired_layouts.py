@@ -1,4 +1,4 @@
-"""ConvertLayout to the layouts that a user asks for, operator by operator.
+"""ConvertLayout to user-specified layouts per operator.
 
     ConvertLayout({"nn.conv2d": ["NHWC", "OHWI"], "nn.max_pool2d": ["NHWC"]})
 
@@ -31,8 +31,8 @@ Desired = Mapping[str, Sequence[str]]
 
 
 class LayoutConfig:
-    """While it is entered, ConvertLayout leaves the convolutions whose number, in the order of the
-    program, is in `skip_layers` (TVM's name).
+    """Context in which ConvertLayout skips the convolutions numbered in `skip_layers`, in program
+    order (TVM's name).
     """
 
     current: ClassVar[LayoutConfig | None] = None
@@ -48,10 +48,11 @@ class LayoutConfig:
         return self.skip_counter - 1 in self.skip_layers
 
     def reset(self) -> None:
-        """Restart the count, with nothing to skip."""
+        """Reset the counter, and skip nothing."""
         self.skip_counter, self.skip_layers = 0, ()
 
     def __enter__(self) -> LayoutConfig:
+        # Kept for the end of the scope: scopes can be nested.
         self._around, LayoutConfig.current = LayoutConfig.current, self
         return self
 
@@ -82,7 +83,7 @@ def _weight_layout(call: Call, attrs: Any, data: str) -> str:  # noqa: ANN401
 
 
 def _is_depthwise(call: Call, attrs: Any) -> bool:  # noqa: ANN401
-    """Return whether each channel has a window of its own."""
+    """Return whether a convolution is depthwise: one group per channel."""
     kind = call.args[0].checked_type
     assert isinstance(kind, TensorType)
     channels = kind.shape[axis(attrs.data_layout, "C")]
@@ -90,7 +91,7 @@ def _is_depthwise(call: Call, attrs: Any) -> bool:  # noqa: ANN401
 
 
 def _desired_attrs(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # noqa: ANN401
-    """Return the attributes of a call for the desired layouts."""
+    """Return the attributes of a call with the desired layouts."""
     assert isinstance(call.op, Op)
     name, data = call.op.name, str(layouts[0])
     if data == "default":
@@ -109,7 +110,7 @@ def _desired_attrs(call: Call, attrs: Any, layouts: Sequence[str]) -> Any:  # no
 
 
 def _divides_evenly(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN401
-    """Return whether what the new layouts split is divisible.
+    """Return whether the blocks of the new layouts divide their extents.
 
     A picture's three channels are not by 8, and its convolution stays as it is.
     """
@@ -123,6 +124,7 @@ def _divides_evenly(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN40
         assert isinstance(kind, TensorType)
         for letter, size in parse(getattr(after, field)):
             at = axis_of(old, letter.upper())
+            # Whole axes are not split.
             if letter.isupper() or at < 0:
                 continue
             extent = kind.shape[at] * (factor_of(old, letter) or 1)
@@ -132,7 +134,7 @@ def _divides_evenly(call: Call, before: Any, after: Any) -> bool:  # noqa: ANN40
 
 
 def convert_to(module: IRModule, desired: Desired) -> IRModule:
-    """Convert the calls of the operators that `desired` names to those layouts.
+    """Convert the calls of the operators named in `desired` to their layouts.
 
     Raises:
         CompileError: For an operator that has no layout.
@@ -140,13 +142,13 @@ def convert_to(module: IRModule, desired: Desired) -> IRModule:
     user_rules = OP_ATTRS.get(CONVERT_ATTRIBUTE, {})
     for name in desired:
         row = get(name).definition
+        # Errors are raised before anything is rewritten.
         fields = getattr(row.attrs, "__dataclass_fields__", {})
         if name not in user_rules and not row.weight_layouts and "layout" not in fields:
             raise CompileError(f"ConvertLayout: {name} has no layout")
 
     def change(call: Call, attrs: Any, args: Sequence[RelayExpr]) -> RelayExpr | None:  # noqa: ANN401
-        """Return the call in the desired layouts; None leaves it: for another operator, and where a
-        user's LayoutConfig skips it.
+        """Return the call in the desired layouts; None to leave it unchanged.
 
         A user's own converter comes first.
         """
@@ -160,6 +162,7 @@ def convert_to(module: IRModule, desired: Desired) -> IRModule:
             infos = tensor_infos([a.checked_type for a in call.args])
             return own(attrs, list(args), infos, layouts)  # type: ignore[no-any-return]
         new_attrs = _desired_attrs(call, attrs, layouts)
+        # Before the count: a convolution that cannot be converted is not one to skip.
         if not _divides_evenly(call, attrs, new_attrs):
             return None
         config = LayoutConfig.current

@@ -1,5 +1,5 @@
-"""Layout rewriting shared by ConvertLayout and AlterOpLayout: the layouts of some calls change, and
-the others follow.
+"""Layout rewriting shared by ConvertLayout and AlterOpLayout: some calls change layout, and others
+adapt.
 
     nn.relu(nn.conv2d(%x, %w))                                            NCHW, and NHWC is desired
     ->  layout_transform(nn.relu(nn.conv2d(layout_transform(%x), ..)))    from NHWC, to NHWC
@@ -35,7 +35,7 @@ from ekiden.te import Tensor, placeholder
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayoutValue:
-    """Value in a layout, and the layout that it had."""
+    """Value in a new layout, with the layout it had before."""
 
     value: RelayExpr
     old: Layout = None
@@ -51,7 +51,7 @@ Rewritten = RelayExpr | LayoutValue | list["Rewritten"]
 
 @dataclass(slots=True)
 class Rewriter:
-    """Rewriter of one expression with checked types."""
+    """Layout rewriter of one typed expression."""
 
     change: Change
     alters: str
@@ -61,7 +61,7 @@ class Rewriter:
     realized: dict[int, tuple[object, RelayExpr]] = field(default_factory=dict)
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """Return the expression, in the layouts that it had."""
+        """Return the rewritten expression, whose result is in its old layout."""
         for expr in evaluation_order(root):
             self.made[expr] = self.rewrite(expr)
         return self.plain(self.made[root])
@@ -84,12 +84,12 @@ class Rewriter:
         return self.unchanged(expr)
 
     def unchanged(self, expr: RelayExpr) -> RelayExpr:
-        """Return the expression on inputs in the layouts that they had."""
+        """Rebuild an expression over inputs in their old layouts."""
         old_inputs = [self.plain(self.made[c]) if c in self.made else c for c in children(expr)]
         return rebuild(expr, old_inputs)
 
     def plain(self, entry: Rewritten) -> RelayExpr:
-        """Return a value in the layout that it had."""
+        """Return a value transformed back to its old layout."""
         if isinstance(entry, RelayExpr):
             return entry
         if id(entry) not in self.realized:
@@ -97,13 +97,15 @@ class Rewriter:
                 converted = self.move(entry.value, entry.new, entry.old)
             else:
                 converted = Tuple(tuple(map(self.plain, entry)))
+            # The entry is kept with its result, so that its id is not reused.
             self.realized[id(entry)] = (entry, converted)
         return self.realized[id(entry)][1]
 
     def move(self, value: RelayExpr, source: Layout, target: Layout) -> RelayExpr:
-        """Transform a value from one layout to another, in which it may have more axes."""
+        """Transform a value from one layout to another, which may have more axes."""
         if source == target or source is None or target is None:
             return value
+        # Several users of a value share one transformation.
         key = (value, source, target)
         if key not in self.moves:
             self.moves[key] = self._moved(value, source, target)
@@ -121,7 +123,7 @@ class Rewriter:
         return value if source == target else op.layout_transform(value, source, target)
 
     def call(self, before: Call) -> Rewritten | None:
-        """Return a call of an operator in its new layouts; None to leave it.
+        """Rewrite an operator call to its new layouts; None to leave it.
 
         Raises:
             CompileError: For a change to a call of a function.
@@ -157,7 +159,9 @@ class Rewriter:
         return self._results(before, result, first.output_layouts, second.output_layouts)
 
     def _argument(self, arg: RelayExpr, inputs: list[LayoutValue]) -> RelayExpr:
-        """Return the value of an argument, and append its layouts, or those of its fields."""
+        """Return the value of an argument, and append its layout, or those of its fields, to the
+        inputs.
+        """
         entry = self.made.get(arg, arg)
         if isinstance(entry, (list, Tuple)):
             fields = entry if isinstance(entry, list) else list(entry.fields)
@@ -166,6 +170,7 @@ class Rewriter:
 
     def _one(self, entry: Rewritten, inputs: list[LayoutValue]) -> RelayExpr:
         if not isinstance(entry, LayoutValue):
+            # No layout is known: rules may choose one.
             entry = LayoutValue(self.plain(entry))
         inputs.append(entry)
         return entry.value
@@ -174,6 +179,7 @@ class Rewriter:
         assert isinstance(before.op, Op)
         if before.op.name not in OP_ATTRS.get(self.alters, {}):
             return None
+        # Without a rule the operator knows no layouts but its own.
         args = [self.plain(self.made.get(a, a)) for a in before.args]
         return self.change(before, before.attrs, args)
 
@@ -184,6 +190,7 @@ class Rewriter:
         if old == first_layout:  # one change, not one back and one there
             return self.move(arg, new, target)
         if old is not None:
+            # The rule has answered for the old layout, so the value returns to it first.
             arg = self.move(arg, new, old)
         return self.move(arg, first_layout, target)
 
@@ -199,7 +206,7 @@ class Rewriter:
 
 
 def _is_scalar(value: RelayExpr) -> bool:
-    """Return whether a value has one element, which broadcasts in any layout."""
+    """Return whether a value has a single element, which broadcasts in any layout."""
     if isinstance(value, Constant):
         return value.data.size == 1
     kind = value.checked_type_or_none()
@@ -207,6 +214,6 @@ def _is_scalar(value: RelayExpr) -> bool:
 
 
 def tensor_infos(types: Sequence[Type]) -> list[Tensor]:
-    """Tensors of the types of a call's arguments, as TVM's rules get them."""
+    """Return placeholder tensors for a call's argument types, as TVM's rules expect them."""
     flat = [f for t in types for f in (t.fields if isinstance(t, TupleType) else (t,))]
     return [placeholder(t.shape, t.dtype) for t in flat if isinstance(t, TensorType)]

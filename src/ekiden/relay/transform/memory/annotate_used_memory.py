@@ -1,4 +1,4 @@
-"""Annotation of each call of a kernel by the bytes of tensors that are alive while it runs.
+"""Annotate each kernel call with the bytes of the tensors alive during it.
 
     let %a = fn (%p, Primitive=1) {..}(%x); let %b = fn (%q, Primitive=1) {..}(%x); concatenate(..)
     ->  let %a = fn (%p, Primitive=1, used_memory=[240]) {..}(%x); ...         x and a
@@ -31,8 +31,9 @@ Tensors = frozenset[Var]
 
 
 def tensor_bytes(kind: Type) -> int:
-    """Bytes of the tensors of a type; of what is no tensor, 0. Raises PassError for a size that is
-    known when it runs only."""
+    """Return the size in bytes of all tensors of a type, 0 for other types. Raises PassError for a
+    size that is known when it runs only.
+    """
     total, stack = 0, [kind]
     while stack:
         at = stack.pop()
@@ -50,7 +51,7 @@ def tensor_bytes(kind: Type) -> int:
 
 @dataclass(slots=True)
 class _Annotator:
-    """Annotator that goes through the chains of `main`, outer ones first."""
+    """Annotator of the let chains of `main`, outer chains first."""
 
     roots: dict[RelayExpr, Tensors] = field(default_factory=dict)
     used: dict[Function, list[int]] = field(default_factory=dict)
@@ -58,7 +59,8 @@ class _Annotator:
     def block(
         self, chain: Chain, alive_after: Tensors, alive: Tensors
     ) -> list[tuple[RelayExpr, Tensors]]:
-        """Annotate one chain.
+        """Annotate the kernel calls of one chain; return its nested bodies with the tensors alive
+        during them.
 
         Args:
             chain: The chain.
@@ -73,6 +75,7 @@ class _Annotator:
         last: dict[Var, int] = {}
         for at, read in enumerate([*reads, self._of(chain.result) | alive_after]):
             last.update(dict.fromkeys(read, at))
+        # What nobody reads here or later is not counted.
         live = {v for v in alive if v in last}
         total = sum(tensor_bytes(v.checked_type) for v in live)
         ending: dict[int, list[Var]] = {}
@@ -80,6 +83,7 @@ class _Annotator:
             ending.setdefault(at, []).append(variable)
         inner: list[tuple[RelayExpr, Tensors]] = []
         for at, (variable, value) in enumerate(chain.bindings):
+            # An alias has no bytes of its own.
             is_own = self.roots[variable] == {variable}
             size = tensor_bytes(variable.checked_type) if is_own else 0
             if isinstance(value, Call) and isinstance(value.op, Function):
@@ -96,15 +100,16 @@ class _Annotator:
         return inner
 
     def _reads(self, variable: Var, value: RelayExpr) -> Tensors:
-        """Return what a binding reads, and record the tensors of its variable."""
+        """Return the tensors that a binding reads, and record those that its variable denotes."""
         exprs = [value, *(e for body in bodies(value) for e in evaluation_order(body))]
         read = frozenset(r for e in exprs for o in operands(e) for r in self._of(o))
         is_alias = not isinstance(value, Call) and not bodies(value)
+        # Reads of an alias are reads of what it stands for, at the place of its users.
         self.roots[variable] = self._of(value) if is_alias else frozenset((variable,))
         return read if not is_alias else frozenset()
 
     def outside(self, body: RelayExpr) -> Tensors:
-        """Return what a body reads of what is around it."""
+        """Return the outer tensors that a body reads."""
         inside = {v for v, _ in unchain(body).bindings}
         exprs = evaluation_order(body)
         return frozenset(r for e in exprs for o in operands(e) for r in self._of(o)) - inside
@@ -127,6 +132,7 @@ def _annotate(main: Function) -> Function:
     while stack:
         body, after, before = stack.pop()
         for inner, alive in annotator.block(unchain(body), after, before):
+            # A branch reads tensors from around it, which are alive in it from its start.
             stack.append((inner, alive, alive | annotator.outside(inner)))
     new: dict[RelayExpr, RelayExpr] = {
         f: f.with_attr("used_memory", tuple(sizes)) for f, sizes in annotator.used.items()
@@ -146,7 +152,9 @@ def _annotate(main: Function) -> Function:
 
 
 def AnnotateUsedMemory() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file. It raises PassError for dynamic shapes."""
+    """Return a pass that annotates used memory (TVM's AnnotateUsedMemory). It raises PassError for
+    dynamic shapes.
+    """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Annotate `main`. Raises PassError for dynamic shapes."""

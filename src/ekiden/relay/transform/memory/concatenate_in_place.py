@@ -1,5 +1,4 @@
-"""Concatenation in place: kernels write the operands of a concatenation where they belong, which
-leaves nothing to copy.
+"""In-place concatenation: producers write their operand directly into its slice of the result.
 
     let %a = memory.alloc_tensor(%s0, offset=0, shape=(4, 16)); invoke(f, (%x,), (%a,));
     let %b = memory.alloc_tensor(%s1, offset=0, shape=(8, 16)); invoke(g, (%x,), (%b,));
@@ -67,7 +66,7 @@ within cache lines."""
 
 @dataclass(slots=True)
 class _Kernel:
-    """A call of a kernel with one result, by its place in the chain."""
+    """Kernel call with a single result, at its position in the chain."""
 
     at: int
     function: Function
@@ -77,8 +76,8 @@ class _Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Location:
-    """Where a tensor lies: in the storage of `root`, `offset` bytes from its start, in rows of
-    `row` elements; None where it is contiguous.
+    """Location of a tensor in another's storage: byte offset, and the row length where rows are not
+    contiguous.
     """
 
     root: Var
@@ -88,8 +87,8 @@ class _Location:
 
 @dataclass(slots=True)
 class _Root:
-    """A concatenation that is no part of another one: by how many bytes its storage is longer than
-    its result, and before which binding it is made.
+    """Storage of an outermost concatenation: extra bytes, and the binding before which it is
+    allocated.
     """
 
     first: int
@@ -98,7 +97,7 @@ class _Root:
 
 @dataclass(slots=True)
 class _ChainFacts:
-    """What a chain does with its tensors."""
+    """Storages, tensors, kernels and uses of a let chain."""
 
     chain: Chain
     storages: dict[Var, int] = field(default_factory=dict)
@@ -119,6 +118,7 @@ class _ChainFacts:
         assert self.chain.result is not None
         for mentioned in _mentions(self.chain.result):
             self.users.setdefault(mentioned, []).append(-1)
+        # Other tensors in the storage would be moved along with this one.
         single = {t: at for t, at in self.tensors.items() if self._is_only_one(at)}
         self.tensors = single
 
@@ -140,11 +140,12 @@ class _ChainFacts:
         value = self.chain.bindings[at][1]
         assert isinstance(value, Call) and isinstance(value.attrs, AllocTensorAttrs)
         storage = value.args[0]
+        # Another tensor in the same storage would have to move along.
         alone = storage in self.storages and self.users[storage] == [at]
         return alone and is_const(value.attrs.offset, 0)
 
     def device(self, tensor: Var) -> int:
-        """Return the device that the storage of a tensor is on."""
+        """Return the device of a tensor's storage."""
         alloc = self.chain.bindings[self.tensors[tensor]][1]
         assert isinstance(alloc, Call) and isinstance(alloc.args[0], Var)
         storage_call = self.chain.bindings[self.storages[alloc.args[0]]][1]
@@ -153,7 +154,7 @@ class _ChainFacts:
 
 
 def _mentions(value: RelayExpr) -> Iterator[Var]:
-    """Yield the variables in a value, each time that it occurs; in the bodies of branches once."""
+    """Yield the variables that a value uses, once per occurrence; those of branch bodies once."""
     if not isinstance(value, Call):
         yield from (e for e in evaluation_order(value) if isinstance(e, Var))
         return
@@ -172,9 +173,7 @@ def _shape(value: RelayExpr) -> tuple[PrimExpr, ...]:
 
 
 def concatenated_axis(function: Function) -> int | None:
-    """Return the axis along which a function joins its parameters, in order, if it does nothing
-    else.
-    """
+    """Return the axis of a function that only concatenates its parameters in order, or None."""
     body = function.body
     if not (isinstance(body, Call) and isinstance(body.attrs, ConcatenateAttrs)):
         return None
@@ -185,7 +184,7 @@ def concatenated_axis(function: Function) -> int | None:
 
 
 def _supports_rows(function: Function, writes_rows: bool = False) -> bool:
-    """Return whether the operators of a function are injective, or write rows of any length."""
+    """Return whether a kernel's operators are injective, or can write strided rows."""
     if function.attr("Compiler") is not None:
         return False
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
@@ -207,12 +206,12 @@ def _function(params: tuple[Var, ...], body: RelayExpr, like: Function) -> Funct
 
 
 def _writing_part(function: Function, shape: tuple[PrimExpr, ...]) -> Function:
-    """Return the function with its result as a slice of a tensor of a shape."""
+    """Return the function with its result written to a slice of a larger tensor."""
     return _function(function.params, infer_here(part(function.body, shape)), function)
 
 
 def _reading_parts(function: Function, shapes: Mapping[int, tuple[PrimExpr, ...]]) -> Function:
-    """Return the function with some parameters, by number, as slices of tensors of these shapes."""
+    """Return the function with the numbered parameters read as slices of larger tensors."""
     params = list(function.params)
     new: dict[RelayExpr, RelayExpr] = {}
     for number, shape in shapes.items():
@@ -220,6 +219,7 @@ def _reading_parts(function: Function, shapes: Mapping[int, tuple[PrimExpr, ...]
         kind = old.checked_type
         assert isinstance(kind, TensorType)
         params[number] = _tensor(old.name_hint, shape, kind.dtype)
+        # Only the leading part of each row belongs to the tensor.
         new[old] = infer_here(prefix(params[number], kind.shape))
     for expr in evaluation_order(function.body):
         if expr not in new:
@@ -235,13 +235,13 @@ def _tensor(name: str, shape: tuple[PrimExpr, ...], dtype: str) -> Var:
 
 
 def _copying(kind: TensorType, like: Function) -> Function:
-    """Return a function that copies a tensor."""
+    """Return a kernel function that copies a tensor."""
     param = _tensor("p0", kind.shape, kind.dtype)
     return _function((param,), infer_here(op.copy(param)), like)
 
 
 class _ChainRewriter:
-    """Rewriter of one chain."""
+    """Rewriter that places the concatenations of one chain."""
 
     def __init__(self, chain: Chain, entry_symbols: set[Symbol]) -> None:
         self.facts = _ChainFacts(chain)
@@ -252,7 +252,8 @@ class _ChainRewriter:
         """Binding of a concatenation that is no kernel any more -> what is still to be copied."""
 
     def rewritten(self) -> Chain:
-        """Return the chain, with concatenations in place where they can be."""
+        """Return the chain with concatenations in place where possible."""
+        # From the last one up: an operand may itself be a concatenation, whose place is then known.
         for kernel in sorted(self.facts.kernels.values(), key=lambda k: -k.at):
             axis = concatenated_axis(kernel.function)
             if axis is not None:
@@ -262,13 +263,14 @@ class _ChainRewriter:
     # Decisions.
 
     def _concatenation(self, kernel: _Kernel, axis: int) -> None:
-        """Decide the locations of the operands of one concatenation."""
+        """Assign slice locations to the operands of one concatenation."""
         shape, own = _shape(kernel.output), self.locations.get(kernel.output)
         home = own or self._new_location(kernel.output)
         if home is None or any(not isinstance(p, Var) for p in kernel.inputs):
             return
         is_last = axis == len(shape) - 1
         row: PrimExpr | None = home.row
+        # Each operand is one contiguous part.
         if all(is_const(d, 1) for d in shape[:axis]) and row is None:
             pass
         elif is_last and isinstance(shape[-1], IntImm):
@@ -290,6 +292,7 @@ class _ChainRewriter:
             location = _Location(home.root, simplify(home.offset + start), row)
             if row is not None:
                 assert isinstance(location.offset, IntImm)
+                # A view in rows that begins at an offset ends as far behind the result.
                 root.slack = max(root.slack, location.offset.value)
             if operand in moved:
                 self.locations[operand] = location
@@ -299,15 +302,17 @@ class _ChainRewriter:
                 self.copies[kernel.at].append((operand, location, kernel.function))
 
     def _new_location(self, output: Var) -> _Location | None:
-        """Return the storage of a concatenation, where it can be allocated earlier."""
+        """Return the location of a concatenation whose storage can be allocated earlier,
+        or None.
+        """
         is_movable = output in self.facts.tensors and all(
             self.known.issuperset(free_vars(d)) for d in _shape(output)
         )
         return _Location(output, const(0)) if is_movable else None
 
     def _starts(self, kernel: _Kernel, axis: int, in_rows: bool) -> list[PrimExpr] | None:
-        """Return the start of each operand, in bytes behind the first; None where one begins within
-        a cache line.
+        """Return the byte offset of each operand, or None where one is not aligned to a
+        cache line.
         """
         kind = kernel.output.checked_type
         assert isinstance(kind, TensorType)
@@ -322,6 +327,7 @@ class _ChainRewriter:
             is_whole = is_const(simplify(size % CACHE_LINE_BYTES), 0)
             if not (is_whole or (operand is kernel.inputs[-1] and not in_rows)):
                 return None
+            # Views in rows are declared with constant offsets.
             if is_const(size, 0) or (in_rows and not isinstance(size, IntImm)):
                 return None
             starts.append(at)
@@ -329,11 +335,12 @@ class _ChainRewriter:
         return starts
 
     def _may_move(self, kernel: _Kernel, value: RelayExpr, in_rows: bool) -> bool:
-        """Return whether an operand of a concatenation can be written in place."""
+        """Return whether an operand can be written directly into the concatenation."""
         facts = self.facts
         if not isinstance(value, Var) or value not in facts.tensors or value in self.locations:
             return False
         writer = facts.kernels.get(value)
+        # A value that occurs twice has two places in the result but only one writer.
         if writer is None or kernel.inputs.count(value) != 1 or value in self.roots:
             return False
         # A storage is on one device.
@@ -359,6 +366,7 @@ class _ChainRewriter:
                 shape = (*kind.shape[:-1], home.row)
                 replaced[tensor] = _tensor(tensor.name_hint, shape, kind.dtype)
         made_at: dict[int, list[Binding]] = {}
+        # The storages of roots are made again, earlier and larger.
         dropped = {self._storage(t) for t in (*self.locations, *self.roots)}
         for output, root in self.roots.items():
             made_at.setdefault(root.first, []).append(self._grown(output, root))
@@ -386,7 +394,7 @@ class _ChainRewriter:
     def _copy(
         self, value: Var, home: _Location, like: Function, replaced: Mapping[Var, Var]
     ) -> list[Binding]:
-        """Copy a part to its place."""
+        """Emit the copy of an operand into its slice."""
         kind = value.checked_type
         assert isinstance(kind, TensorType)
         function = _copying(kind, like)
@@ -414,7 +422,7 @@ class _ChainRewriter:
         return binding
 
     def _invoke(self, call: Call, replaced: Mapping[Var, Var]) -> Call:
-        """Return a call of a kernel some of whose tensors are slices of rows of others."""
+        """Rewrite a kernel call whose tensors became slices of larger ones."""
         function, inputs, outputs = call.args[:3]
         assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
         if not any(isinstance(e, Var) and e in replaced for e in (*inputs.fields, *outputs.fields)):
@@ -441,7 +449,7 @@ def _new(value: RelayExpr, replaced: Mapping[Var, Var]) -> RelayExpr:
 
 
 def _num_elements(value: RelayExpr) -> int:
-    """Elements of a tensor, where symbols count one."""
+    """Return the number of elements of a tensor; symbolic dimensions count as 1."""
     total = 1
     for dim in _shape(value):
         total *= dim.value if isinstance(dim, IntImm) else 1
@@ -449,12 +457,13 @@ def _num_elements(value: RelayExpr) -> int:
 
 
 def ConcatenateInPlace() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file. It follows ManifestAlloc, before
-    MemoryPlan.
+    """Return a pass that places the operands of concatenations in the result's storage. It follows
+    ManifestAlloc, before MemoryPlan.
     """
 
     def rewrite(function: Function) -> Function:
-        """Rewrite one function; sizes are known where its parameters name them."""
+        """Rewrite one function whose parameters determine the known sizes."""
+        # A storage that is allocated earlier needs a size that is known there.
         entry_symbols = known_at_entry(function)
 
         def rewrite_chain(chain: Chain, _: bool) -> Chain:
@@ -463,7 +472,7 @@ def ConcatenateInPlace() -> Pass:  # noqa: N802
         return on_body(lambda body: map_chains(body, rewrite_chain))(function)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Rewrite the functions of a module: kernels are functions in expressions, and stay."""
+        """Rewrite the functions of a module; kernel functions are left unchanged."""
         functions = dict(module.functions.items())
         for name, function in functions.items():
             if isinstance(function, Function):

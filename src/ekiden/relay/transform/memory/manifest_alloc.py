@@ -1,4 +1,5 @@
-"""Explicit memory: every kernel writes into tensors that were allocated for it.
+"""Make allocation explicit: every kernel writes to preallocated output tensors (destination-passing
+style).
 
     let %y = fn (%p0, Primitive=1) { nn.relu(%p0) }(%x);
     ->  let %storage = memory.alloc_storage(size=40, alignment=64);
@@ -41,7 +42,7 @@ GetDevice = Callable[[Call], int]
 
 
 def size_in_bytes(kind: TensorType) -> PrimExpr:
-    """Bytes of a tensor, as an expression on its dimensions."""
+    """Return a tensor's size in bytes as an expression over its dimensions."""
     size: PrimExpr = const(dt.itemsize(kind.dtype))
     for dim in kind.shape:
         size = size * dim
@@ -49,7 +50,7 @@ def size_in_bytes(kind: TensorType) -> PrimExpr:
 
 
 def tensor_types(kind: Type) -> list[TensorType]:
-    """Return the tensors in a type, left to right."""
+    """Return the tensor types in a type, left to right."""
     if isinstance(kind, TensorType):
         return [kind]
     assert isinstance(kind, TupleType), f"a kernel cannot give a {type(kind).__name__}"
@@ -57,7 +58,7 @@ def tensor_types(kind: Type) -> list[TensorType]:
 
 
 def primitive_of(value: RelayExpr) -> Function | None:
-    """Return the primitive function that a value calls, if it is such a call."""
+    """Return the primitive function that a value calls, or None."""
     if isinstance(value, Call) and isinstance(value.op, Function) and value.op.attr("Primitive"):
         return value.op
     return None
@@ -88,6 +89,7 @@ def _lower_binding(variable: Var, value: RelayExpr, device_of: GetDevice) -> lis
     kind = value.checked_type
     for result_type in tensor_types(kind):
         _check_known(result_type, value.span)
+    # A reshape is a view: it needs neither memory nor a kernel.
     if function.attr("relay.reshape_only"):
         assert isinstance(kind, TensorType)
         return [(variable, reshape_tensor(value.args[0], kind.shape))]
@@ -110,7 +112,7 @@ def _tensor(kind: TensorType) -> Var:
 
 
 def _as_value(tensors: list[Var], kind: Type) -> RelayExpr:
-    """Return the tensors, from the left, in the shape of a tuple type."""
+    """Pack flat tensors into the nested tuple of a type."""
     remaining = iter(tensors)
 
     def build(at: Type) -> RelayExpr:
@@ -120,8 +122,11 @@ def _as_value(tensors: list[Var], kind: Type) -> RelayExpr:
 
 
 def _devices(module: IRModule) -> GetDevice:
-    """Return where each kernel of a module runs, as a number of its table of devices."""
+    """Return a function from a kernel call to the index of its device in the module's
+    device table.
+    """
     numbers = {virtual_device.device: at for at, virtual_device in enumerate(device_table(module))}
+    # With one device there is nothing to infer.
     if len(numbers) == 1:
         return lambda call: 0
     domains = Domains(module)
@@ -140,5 +145,5 @@ def _manifest_alloc(module: IRModule, context: PassContext) -> IRModule:
 
 
 def ManifestAlloc() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that makes allocations explicit (TVM's ManifestAlloc)."""
     return _manifest_alloc

@@ -1,5 +1,4 @@
-"""Kills of variables after their last use, so that what they hold can be reused while the function
-goes on.
+"""Kill variables after their last use, so that their memory can be reused within the function.
 
     let %y = @f(%x); let %z = @g(%y); %z
     ->  let %y = @f(%x); let %z = @g(%y); let %_ = memory.kill(%y); %z
@@ -20,12 +19,13 @@ from ekiden.relay.transform.language.scopes import evaluation_order, map_functio
 
 
 def _variables(value: RelayExpr) -> set[Var]:
-    """Variables that occur in a value, at any depth."""
+    """Return the variables that a value uses, at any depth."""
     return {e for e in evaluation_order(value) if isinstance(e, Var)}
 
 
 def _kill_chain(chain: Chain, is_function_body: bool) -> Chain:
     assert chain.result is not None
+    # Variables of outer chains may be read again after this one.
     own = {v: at for at, (v, _) in enumerate(chain.bindings)}
     alive = _variables(chain.result)
     backwards: list[Binding] = []
@@ -34,6 +34,7 @@ def _kill_chain(chain: Chain, is_function_body: bool) -> Chain:
         # Walking backwards, the first use that is met is the last one; sorting makes the order
         # stable.
         dying = sorted(used - alive, key=own.__getitem__)
+        # Nobody reads it, so it dies where it is made.
         if variable not in alive and not _is_effect(value):
             dying.append(variable)
         backwards.extend((Var("_"), kill(v)) for v in reversed(dying))
@@ -43,7 +44,7 @@ def _kill_chain(chain: Chain, is_function_body: bool) -> Chain:
 
 
 def _is_effect(value: RelayExpr) -> bool:
-    """Return whether a value is computed for its effect: its unit result holds nothing."""
+    """Return whether a value is computed for its effect alone, with a unit result."""
     is_operator = isinstance(value, Call) and isinstance(value.op, Op)
     return is_operator and value.op.definition.relation is unit_relation  # type: ignore[attr-defined]
 
@@ -54,5 +55,5 @@ def _manifest_lifetimes(module: IRModule, context: PassContext) -> IRModule:
 
 
 def ManifestLifetimes() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that inserts kills after last uses (TVM's ManifestLifetimes)."""
     return _manifest_lifetimes

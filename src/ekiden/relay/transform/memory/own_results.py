@@ -1,4 +1,4 @@
-"""Memory of its own for each result of a program, where its frontend asks for that.
+"""Unalias results: give every result of `main` its own memory, where the frontend requires it.
 
     def @main(%x) { let %y = f(%x); (%x, %y, %y) }
     ->  def @main(%x) { let %y = f(%x); let %a = memory.own(%x); let %b = memory.own(%y);
@@ -32,12 +32,13 @@ OWNS_RESULTS = "owns_results"
 
 
 def OwnResults() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file: for `main` of a module with the
-    attribute.
+    """Return a pass that copies results of `main` that alias an input, a constant or another
+    result.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Rewrite `main`, if the module has the attribute."""
+        """Rewrite `main` if the module has the attribute OWNS_RESULTS."""
+        # Most frontends accept results that share memory with inputs or constants.
         if not module.attrs.get(OWNS_RESULTS):
             return module
         numbers = {
@@ -54,17 +55,19 @@ def OwnResults() -> Pass:  # noqa: N802
 
 
 def _own_results(main: Function, numbers: Mapping[Device, int]) -> Function:
-    """Return `main` with owned results; `numbers` of devices are those of the module's table."""
+    """Return `main` with unaliased results; `numbers` maps devices to their index in the module's
+    table.
+    """
     result_device = main.attr(RESULT_PLACE)
     field_devices = result_device if isinstance(result_device, tuple) else None
 
     def number(at: int) -> int:
-        """Return the device of a result."""
+        """Return the device index of a result."""
         one = field_devices[at] if field_devices is not None else result_device
         return numbers[one.device] if isinstance(one, VirtualDevice) else 0
 
     def rewrite(body: RelayExpr) -> RelayExpr:
-        """Own each tensor that the body returns."""
+        """Insert an Own for each tensor that the body returns."""
         chain = unchain(body)
         values = dict(chain.bindings)
         result = chain.result
@@ -88,10 +91,11 @@ def _own_results(main: Function, numbers: Mapping[Device, int]) -> Function:
 
 
 def _own_value(chain: Chain, value: RelayExpr, device: int) -> RelayExpr:
-    """Bind an owned tensor in the chain; what is no tensor stays."""
+    """Bind an owned copy of a tensor in the chain; other values are returned unchanged."""
     kind = value.checked_type
     if not isinstance(value, (Var, Constant)) or not isinstance(kind, TensorType):
         return value
+    # Own decides at run time: a uniquely referenced tensor is returned without a copy.
     call = own(value, device)
     variable = Var("owned")
     for typed_expr in (call, variable):

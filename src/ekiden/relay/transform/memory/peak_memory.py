@@ -1,4 +1,4 @@
-"""Peak memory of the tensors of a planned program, where that is known before a run.
+"""Static prediction of a planned program's peak memory.
 
 Not a pass: it inspects the result of MemoryPlan. The peak is the greatest sum of storages alive at
 a position, with each call of a function of the module as a point at which its own peak is added;
@@ -25,14 +25,15 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class _MemoryNeed:
-    """Bytes of a call: the most at once, and what lives on in its result."""
+    """Memory usage of a call in bytes: its peak, and what its result retains."""
 
     peak: int
     kept: int
 
 
 def predict_peak(module: IRModule) -> int | None:
-    """Return the most bytes that arenas, storages and results of a run of `main` take at once.
+    """Return the peak bytes of arenas, storages and results during a run of `main`, or None where
+    unknown.
 
     Inputs, constants and the scratch memory of kernels are not counted; of branches, the one that
     needs most. None where it depends on dimensions or data (symbolic sizes, recursion, closures),
@@ -52,7 +53,7 @@ def predict_peak(module: IRModule) -> int | None:
 
 
 def _need(function: Function, callees: Mapping[str, _MemoryNeed | None]) -> _MemoryNeed | None:
-    """Return what a function needs; None if that is not known, as of one that calls itself."""
+    """Return the memory usage of a function, or None where it is unknown (as for recursion)."""
     if function.attr("Closure") is not None:
         return None
     lifetimes = Lifetimes(function.body, lambda callee: False)
@@ -79,7 +80,9 @@ def _need(function: Function, callees: Mapping[str, _MemoryNeed | None]) -> _Mem
 
 
 def _highest(changes: list[tuple[int, int]]) -> int:
-    """Return the most bytes at once; at one position, what ends goes first."""
+    """Return the peak of a sequence of (position, byte change); at one position, frees
+    come first.
+    """
     live_bytes = highest = 0
     for _, change in sorted(changes):
         live_bytes += change

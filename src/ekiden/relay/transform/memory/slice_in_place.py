@@ -1,4 +1,4 @@
-"""Slices in the memory of what they are cut from, which leaves nothing to copy.
+"""In-place slicing: slices become views into the storage of their source, without a copy.
 
     let %t = memory.alloc_tensor(%s0, offset=0, shape=(3, n, 16)); invoke(f, (%x,), (%t,));
     let %a = memory.alloc_tensor(%s1, offset=0, shape=(1, n, 16)); invoke(slice, (%t,), (%a,));
@@ -43,7 +43,7 @@ from ekiden.topi.slice import SliceRange
 
 @dataclass(frozen=True, slots=True)
 class _Location:
-    """Where a tensor lies: its storage, and bytes from the start of that."""
+    """Location of a tensor: its storage and the byte offset in it."""
 
     storage: Var
     offset: PrimExpr
@@ -51,7 +51,7 @@ class _Location:
 
 @dataclass(slots=True)
 class _SliceKernel:
-    """A kernel that cuts, and where its results are to lie."""
+    """Slicing kernel with the locations that its results take in the source's storage."""
 
     call: Call
     source: Var
@@ -61,7 +61,9 @@ class _SliceKernel:
 
 
 class _Slices:
-    """The cuts of a function that need not copy; `known` are the symbols of its parameters."""
+    """Finder of a function's slicing kernels that need no copy; `known` are the symbols determined
+    at entry.
+    """
 
     def __init__(self, body: RelayExpr, entry_symbols: Set[Symbol]) -> None:
         self.lifetimes = Lifetimes(body, lambda _: False)
@@ -78,6 +80,7 @@ class _Slices:
                     self._note(variable, value)
         for _, call in self.lifetimes.invocations:
             self._cut(call)
+        # All cuts of a source count together, so they are recorded before any is judged.
         self.cuts = [c for c in self.cuts if self._pays(c.source)]
 
     def _note(self, variable: Var, value: Call) -> None:
@@ -95,7 +98,7 @@ class _Slices:
         return self.places.get(value)
 
     def _cut(self, call: Call) -> None:
-        """Record a call whose results can be slices of what it reads."""
+        """Record a kernel whose results can be views of its input."""
         kernel, inputs, outputs = call.args[:3]
         assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
         boxes = _boxes(kernel)
@@ -112,6 +115,7 @@ class _Slices:
             start = _box_offset(box, kind)
             assert isinstance(output, Var)
             own = self.places[output].storage
+            # One result that must be copied keeps the whole kernel.
             if start is None or not self._is_planned(own) or self.tensors[own] != 1:
                 return
             if self.lifetimes.requests[own].device != self.lifetimes.requests[cut.source].device:
@@ -122,15 +126,17 @@ class _Slices:
         self.places.update((output, at) for output, _, at in cut.slices)  # which may be cut again
 
     def _is_planned(self, storage: Var) -> bool:
-        """Return whether a storage is this function's alone, of a size known at entry: MemoryPlan
-        gives it an offset among the others.
+        """Return whether a storage does not escape and its size is known at entry, so that
+        MemoryPlan places it.
         """
         request = self.lifetimes.requests[storage]
         escaped = storage in self.lifetimes.escaped
         return not escaped and self.known >= set(free_vars(request.size))
 
     def _pays(self, source: Var) -> bool:
-        """Return whether the slices of a storage may keep it alive."""
+        """Return whether views of a storage may extend its lifetime: they live no longer, or cover
+        half of it.
+        """
         source_request, total = self.lifetimes.requests[source], const(0)
         is_longest = True
         for own in (own for cut in self.cuts if cut.source is source for _, own, _ in cut.slices):
@@ -139,11 +145,12 @@ class _Slices:
             is_longest &= all(
                 at <= source_request.uses.get(b, -1) for b, at in slice_request.uses.items()
             )
+        # Slices that are at least half of the source waste less than their copies would take.
         return is_longest or is_const(simplify(total * 2 >= source_request.size), 1)
 
 
 def _boxes(kernel: RelayExpr) -> Sequence[Sequence[SliceRange]] | None:
-    """Return the boxes that a function cuts out of its one argument, if it does nothing else."""
+    """Return the ranges that a pure slicing function extracts from its argument, or None."""
     if not isinstance(kernel, Function) or kernel.attr("Compiler") is not None:
         return None
     body = kernel.body
@@ -161,7 +168,7 @@ def _of(kind: object) -> TensorType:
 
 
 def _box_offset(box: Sequence[SliceRange], kind: TensorType) -> PrimExpr | None:
-    """Return the offset in bytes of a box of a tensor.
+    """Return the byte offset of a contiguous slice of a tensor, or None.
 
     Returns:
         None where it is not contiguous, or where its offset or extent holds only if what is given
@@ -180,6 +187,7 @@ def _box_offset(box: Sequence[SliceRange], kind: TensorType) -> PrimExpr | None:
     numbers = isinstance(first, IntImm) and isinstance(extent, IntImm)
     if len(cut) > 1 or stride != 1 or not numbers or not isinstance(kind.shape[axis], IntImm):
         return None
+    # A slice along an inner axis is not contiguous.
     if not all(is_const(d, 1) for d in kind.shape[:axis]):
         return None
     start: PrimExpr = first * dt.itemsize(kind.dtype)
@@ -189,16 +197,17 @@ def _box_offset(box: Sequence[SliceRange], kind: TensorType) -> PrimExpr | None:
 
 
 def _rewritten(body: RelayExpr, entry_symbols: Set[Symbol]) -> RelayExpr:
-    """Return the body of a function without the kernels that need not copy."""
+    """Return a function's body without the slicing kernels that need no copy."""
     slices = _Slices(body, entry_symbols)
     if not slices.cuts:
         return body
     gone: set[RelayExpr] = {c.call for c in slices.cuts}
     locations = {output: location for c in slices.cuts for output, _, location in c.slices}
+    # Storages of results that now lie in their source.
     dropped = {own for c in slices.cuts for _, own, _ in c.slices}
 
     def one(binding: Binding) -> list[Binding]:
-        """Replace the result of a kernel that need not copy by a tensor over the source's storage.
+        """Replace a slice's result by a tensor over the source's storage.
 
         The kernel's call and its own storage go.
         """
@@ -223,8 +232,8 @@ def _rewritten(body: RelayExpr, entry_symbols: Set[Symbol]) -> RelayExpr:
 
 
 def SliceInPlace() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file. It follows ConcatenateInPlace, before
-    MemoryPlan.
+    """Return a pass that turns slices into views of their source. It follows ConcatenateInPlace,
+    before MemoryPlan.
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:

@@ -1,4 +1,4 @@
-"""Results in the bytes of inputs that their kernels read last.
+"""In-place results: a kernel's output takes the storage of an input that it reads last.
 
     let %b = add(%a, %x); let %c = nn.relu(%b); ...      %b and %c are one request if nothing reads
                                                          %b later; so is %a if it dies in the add
@@ -28,7 +28,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KernelOperand:
-    """A tensor of a kernel: the storages that it may lie in, and whether it is all of one."""
+    """Tensor operand of a kernel: the storages it may be in, and whether it fills one entirely."""
 
     storages: frozenset[Var]
     is_whole: bool
@@ -36,7 +36,7 @@ class KernelOperand:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A kernel at a position whose output may replace one of the inputs numbered `allowed`."""
+    """Kernel whose output may take the storage of one of its inputs numbered `allowed`."""
 
     position: int
     inputs: Sequence[KernelOperand]
@@ -49,7 +49,7 @@ def merge_in_place(
     requests: Sequence[Request],
     may_replace: Callable[[RelayExpr], Sequence[int]],
 ) -> list[Request]:
-    """Return the requests of one arena, without those that became `shares` of others.
+    """Merge the storage requests of one arena whose tensors are updated in place.
 
     Args:
         lifetimes: The storages of the function.
@@ -62,7 +62,7 @@ def merge_in_place(
 def _replacements(
     lifetimes: Lifetimes, may_replace: Callable[[RelayExpr], Sequence[int]]
 ) -> Iterator[Replacement]:
-    """Yield the kernels of a function that may replace what they read."""
+    """Yield the kernels of a function that may write over an input."""
     for at, call in lifetimes.invocations:
         kernel, inputs, outputs = call.args[:3]
         assert isinstance(inputs, Tuple) and isinstance(outputs, Tuple)
@@ -77,6 +77,7 @@ def _operand(lifetimes: Lifetimes, value: RelayExpr) -> KernelOperand:
     storages = lifetimes.home.get(value, frozenset())
     kind = value.checked_type
     assert isinstance(kind, TensorType)
+    # A value of several branches may lie in any of their storages.
     request = lifetimes.requests[next(iter(storages))] if len(storages) == 1 else None
     is_whole = request is not None and prove_equal(size_in_bytes(kind), request.size)
     return KernelOperand(storages, is_whole)
@@ -85,8 +86,8 @@ def _operand(lifetimes: Lifetimes, value: RelayExpr) -> KernelOperand:
 def merge(
     requests: Sequence[Request], known: Mapping[Var, Request], kernels: Iterable[Replacement]
 ) -> list[Request]:
-    """Return the requests without those that became `shares` of others; `known` are all of the
-    function, by storage, and `kernels` its kernels in program order.
+    """Merge requests into the `shares` of others; `known` holds all requests of the function by
+    storage, `kernels` its kernels in program order.
     """
     owners = {r.storage: r for r in requests}
     ends: dict[Var, frozenset[int]] = {}
@@ -111,8 +112,9 @@ def merge(
 
 
 def _owner(owners: Mapping[Var, Request], value: KernelOperand) -> Request | None:
-    """Return the request of the one storage that a value lies in; None where it lies elsewhere, or
-    may lie in several."""
+    """Return the request of the single storage that a value is in; None where there are several or
+    none.
+    """
     return owners.get(next(iter(value.storages))) if len(value.storages) == 1 else None
 
 
@@ -123,13 +125,15 @@ def _replaced(
     kernel: Replacement,
     number: int,
 ) -> Request | None:
-    """Return the request of an input that is read last here, by inputs that may be replaced. `ends`
-    are the last reads of storages that branches read, each found once."""
+    """Return the request of an input that dies at this kernel and may be overwritten, or None.
+    `ends` are the last reads of storages that branches read, each found once.
+    """
     owner = _owner(owners, kernel.inputs[number])
     if owner is None:
         return None
     (home,) = kernel.inputs[number].storages
     if not all_requests[home].is_dead_after(kernel.position):
+        # Computed at most once for each storage, since it walks all blocks.
         if home not in ends:
             ends[home] = all_requests[home].last_reads()
         if kernel.position not in ends[home]:

@@ -1,4 +1,4 @@
-"""Lifetimes of the storages of a function, through its branches.
+"""Live ranges of a function's storages, through branches.
 
 All bindings of a function are numbered in one order, that of evaluation, in which the branches of
 an `If` or `Match` follow each other. A storage is alive in ranges of that order:
@@ -42,7 +42,7 @@ LiveRange = tuple[int, int]
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A chain of bindings, and where they stand."""
+    """Let chain with the positions of its bindings in program order."""
 
     chain: Chain
     root: RelayExpr
@@ -59,13 +59,13 @@ class Block:
     """Indices of bindings that no arena may outlive, ascending."""
 
     def begin(self) -> int:
-        """Return the position of its first binding, or of its result."""
+        """Return the position of the first binding, or of the result."""
         return self.positions[0] if self.positions else self.end
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A storage: its size in bytes, where it is made, and when it is alive."""
+    """Request for storage: size in bytes, allocation point and uses."""
 
     storage: Var
     size: PrimExpr
@@ -79,7 +79,9 @@ class Request:
     """Storages that follow this one in its very bytes."""
 
     def spans(self) -> list[LiveRange]:
-        """Return when it, or one that shares its bytes, is alive: disjoint ranges, ascending."""
+        """Return the live ranges of the storage and of those that share its bytes: disjoint,
+        ascending.
+        """
         ranges: list[LiveRange] = []
         for first, last in sorted(s for r in (self, *self.shares) for s in _live_ranges(r)):
             if ranges and first <= ranges[-1][1]:
@@ -89,25 +91,23 @@ class Request:
         return ranges
 
     def is_dead_after(self, position: int) -> bool:
-        """Return whether no use comes after a position, in any block."""
+        """Return whether the storage has no use after a position in any block."""
         return all(last <= position for last in self.uses.values())
 
     def last_reads(self) -> frozenset[int]:
-        """Return the positions of kernels after which no run uses it: later uses are of branches
-        that these exclude.
-        """
+        """Return the positions after which no execution path uses the storage."""
         return frozenset(last for _, last in _live_ranges(self))
 
 
 def exclude_each_other(a: Request, b: Request) -> bool:
-    """Return whether no run allocates both: they, and what shares their bytes, are allocated in
-    different branches of one value.
+    """Return whether two requests are never allocated in the same run: they are in different
+    branches of one value.
     """
     return all(_diverge(x.block, y.block) for x in (a, *a.shares) for y in (b, *b.shares))
 
 
 def _diverge(a: Block, b: Block) -> bool:
-    """Return whether two blocks are, or are within, different branches of one `If` or `Match`.
+    """Return whether two blocks are in different branches of one `If` or `Match`.
 
     Walk outwards to the first block around both, and compare the bindings through which they came.
     """
@@ -116,6 +116,7 @@ def _diverge(a: Block, b: Block) -> bool:
     ancestors: dict[Block | None, Block] = {}
     at: Block | None = a
     while at is not None:
+        # By parent, to find the two children of the common ancestor.
         ancestors[at.parent] = at
         if at is b:
             return False
@@ -131,7 +132,7 @@ def _diverge(a: Block, b: Block) -> bool:
 
 
 class Lifetimes:
-    """Storages of a function, and which of them may be retained by someone else."""
+    """Storages of a function with their live ranges, and which of them escape."""
 
     def __init__(self, body: RelayExpr, is_barrier: Callable[[GlobalVar], bool]) -> None:
         self.blocks: list[Block] = []
@@ -148,6 +149,7 @@ class Lifetimes:
         root = Block(unchain(body), body)
         self._walk(root)
         assert root.chain.result is not None
+        # The caller keeps the result.
         self.escaped |= self._used(root.chain.result)
 
     def _tick(self) -> int:
@@ -156,6 +158,7 @@ class Lifetimes:
 
     def _walk(self, root: Block) -> None:
         self.blocks.append(root)
+        # A stack of its own: branches may be nested deeper than Python's recursion allows.
         stack: list[tuple[Block, int, list[Block]]] = [(root, 0, [])]
         while stack:
             block, index, opened = stack.pop()
@@ -167,15 +170,18 @@ class Lifetimes:
                 assert block.chain.result is not None
                 self._use(self._used(block.chain.result), block.end, block)
                 continue
+            # Positions number the bindings of all blocks in one order, so that ranges are plain
+            # intervals.
             at = self._tick()
             block.positions.append(at)
             self._visit(block, index, at)
             inner = self._open(block, index, at)
+            # The block resumes at this binding once its branches are done.
             stack.append((block, index if inner else index + 1, inner))
             stack.extend((inner_block, 0, []) for inner_block in reversed(inner))
 
     def _open(self, block: Block, index: int, at: int) -> list[Block]:
-        """Return the blocks of the bodies of a value."""
+        """Return the blocks of a value's branches."""
         value = block.chain.bindings[index][1]
         if not isinstance(value, (If, Match)):
             return []
@@ -184,6 +190,7 @@ class Lifetimes:
         if isinstance(value, Match):
             data = self._used(value.data)
             variables = [v for c in value.clauses for v in pattern_vars(c.lhs)]
+            # Parts that a pattern binds lie in the memory of what is matched.
             self.home.update((v, data) for v in variables)
         return inner
 
@@ -193,6 +200,7 @@ class Lifetimes:
         for opened_block in opened:
             opened_block.joined = at
             assert opened_block.chain.result is not None
+            # Which branch ran is not known, so the value may lie in any of them.
             storages |= self._used(opened_block.chain.result)
         self.home[block.chain.bindings[index][0]] = storages
 
@@ -232,7 +240,8 @@ class Lifetimes:
 
     @staticmethod
     def _mark_barrier(block: Block, index: int) -> None:
-        """Mark a binding that may call this function again, in every block around it.
+        """Mark a binding that may call this function recursively as a barrier in all enclosing
+        blocks.
 
         Each block records a binding once: the last one it has is the greatest so far, as bindings
         are met in order.
@@ -248,7 +257,7 @@ class Lifetimes:
             self.requests[storage].uses[block] = at
 
     def _used(self, value: RelayExpr) -> frozenset[Var]:
-        """Return the storages that a value, or what it is computed from, may be in."""
+        """Return the storages that a value or its operands may be in."""
         used = self.home.get(value, frozenset())
         for operand in operands(value):
             for leaf in operand.fields if isinstance(operand, Tuple) else (operand,):
@@ -262,13 +271,12 @@ def _memory_of(value: RelayExpr) -> Memory:
 
 
 def is_alias(value: RelayExpr) -> bool:
-    """Return whether a value is in the memory of its operands."""
+    """Return whether a value shares the memory of its operands."""
     return isinstance(value, (Var, Tuple, TupleGetItem)) or _memory_of(value) is Memory.VIEWS
 
 
 def stretch_of(block: Block, index: int) -> tuple[Block, int]:
-    """Return the stretch of bindings without a barrier that contains a binding, as far out as
-    possible.
+    """Return the outermost barrier-free region of bindings that contains a binding.
 
     Returns:
         Its block, and how many barriers precede it.
@@ -277,6 +285,7 @@ def stretch_of(block: Block, index: int) -> tuple[Block, int]:
     at: Block | None = block
     while at is not None:
         count = bisect_left(at.barriers, index)
+        # The binding that leads here is no barrier of this block, so the stretch reaches outwards.
         if count == len(at.barriers) or at.barriers[count] != index:
             stretch = at, count
         index = at.index
@@ -285,8 +294,8 @@ def stretch_of(block: Block, index: int) -> tuple[Block, int]:
 
 
 def _live_ranges(request: Request) -> list[LiveRange]:
-    """Return the ranges of a request: outwards from where it is allocated as long as it is used
-    further out, then inwards to its last uses.
+    """Return the live ranges of a request: outward from its allocation to the outermost use, then
+    inward to the last uses.
     """
     ranges: list[LiveRange] = []
     block, start = request.block, request.first
@@ -309,8 +318,8 @@ def _live_ranges(request: Request) -> list[LiveRange]:
 
 
 def _last_uses(request: Request, outer: Block) -> dict[Block, tuple[int, list[Block]]]:
-    """Return for the blocks in `outer` that use a storage: the last use in or below each, and the
-    blocks below it that use it.
+    """Return for each block in `outer` the last use of a storage in or below it, and its child
+    blocks with uses.
     """
     uses_of: dict[Block, tuple[int, list[Block]]] = {}
     for block, last in request.uses.items():
@@ -318,6 +327,7 @@ def _last_uses(request: Request, outer: Block) -> dict[Block, tuple[int, list[Bl
         while True:
             previous, children = uses_of.setdefault(at, (last, []))
             uses_of[at] = max(previous, last), children
+            # A block may be reached from several of its descendants.
             if child is not None and child not in children:
                 children.append(child)
             if at is outer or at.parent is None:

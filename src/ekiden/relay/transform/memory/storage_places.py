@@ -1,4 +1,5 @@
-"""Offsets in one arena for storages that are not all alive together.
+"""Offset assignment: place storages in one arena so that those alive together do not overlap
+(dynamic storage allocation).
 
 Constant sizes are placed greedily, largest first, each at the lowest bytes that are free while it
 is alive. Symbolic sizes are placed in the same way at one value of the symbols, which decides for
@@ -42,7 +43,7 @@ TYPICAL_SYMBOL_VALUE = 128
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """Placement of a request: `size` is a multiple of ALIGNMENT."""
+    """Offset of a request in the arena; `size` is a multiple of ALIGNMENT."""
 
     request: Request
     size: PrimExpr
@@ -53,7 +54,7 @@ class Placement:
     """Of a constant size the first byte, and the one after the last, where it was put last."""
 
     def put(self, offset: int) -> int:
-        """Assign the offset, and return the end."""
+        """Set the offset, and return the end."""
         end = offset + _value(self.size)
         self.offset, self.taken = const(offset), (offset, end)
         return end
@@ -62,7 +63,7 @@ class Placement:
 def assign_offsets(
     requests: Sequence[Request], order: KernelOrder | None = None, alignment: int = ALIGNMENT
 ) -> tuple[list[Placement], PrimExpr]:
-    """Return a placement for each request, and the size of their arena.
+    """Assign an offset to each request; return the placements and the arena's size.
 
     Args:
         requests: The storages.
@@ -84,8 +85,8 @@ def _spans(request: Request, order: KernelOrder | None) -> list[LiveRange]:
 def assign_memories(
     requests: Sequence[Request], limits: Sequence[int | None], alignment: int
 ) -> tuple[list[tuple[int, int]], list[int]]:
-    """Assign requests of constant sizes to memories, the largest first, each to the first that
-    fits.
+    """Assign static requests to memory pools by first fit, largest first; return (pool, offset) of
+    each and the bytes used per pool.
 
     Args:
         requests: The storages.
@@ -102,6 +103,7 @@ def assign_memories(
     assigned: dict[Request, tuple[int, int]] = {}
     used: list[int] = []
     for number, limit in enumerate(limits):
+        # What no memory had room for: the error names its largest size.
         remaining = [r for r in requests if r not in assigned]
         placements, total = assign_offsets(remaining, alignment=alignment)
         if limit is not None and _value(total) > limit:
@@ -115,8 +117,9 @@ def assign_memories(
 
 
 def _fitting(placements: Sequence[Placement], limit: int) -> list[Placement]:
-    """Return those that fit below a limit, the largest first."""
+    """Return the placements that fit below a limit, largest first."""
     timeline, placed = _timeline(placements), list[Placement]()
+    # Large storages first: small ones fill the gaps that they leave.
     for placement in sorted(placements, key=lambda p: (-_value(p.size), p.spans)):
         offset = _lowest(timeline, placement)
         if offset + _value(placement.size) <= limit:
@@ -127,12 +130,12 @@ def _fitting(placements: Sequence[Placement], limit: int) -> list[Placement]:
 
 
 def round_up(size: PrimExpr, alignment: int = ALIGNMENT) -> PrimExpr:
-    """Return the next multiple of an alignment."""
+    """Round a size up to a multiple of the alignment."""
     return simplify((size + (alignment - 1)) // alignment * alignment)
 
 
 class _Timeline:
-    """Occupied placements, found by the positions at which their storages are alive.
+    """Interval index of placements by the positions at which they are alive (segment tree).
 
     A segment tree over the positions finds those alive at the first one asked for, a sorted list
     those that begin later: a search costs the logarithm of their number, and what it finds.
@@ -145,8 +148,10 @@ class _Timeline:
         self.spans: list[Placement] = []
 
     def add(self, placement: Placement) -> None:
-        """Remember a place."""
+        """Add a placement."""
         for first, last in placement.spans:
+            # Ranges that contain a position are found in the tree; those that begin inside one, by
+            # bisection.
             insort(self.begins, (first, len(self.spans)))
             self.spans.append(placement)
             low, high = first + self.size, last + self.size
@@ -158,13 +163,16 @@ class _Timeline:
                 low, high = (low + 1) // 2, (high - 1) // 2
 
     def rivals(self, placement: Placement) -> list[Placement]:
-        """Return the placements whose storages may be alive together with that of one."""
+        """Return the placements whose live ranges intersect those of one."""
         candidates: dict[Placement, None] = {}
         for first, last in placement.spans:
             at = first + self.size
+            # Spans that hold the first position lie on the path from its leaf to the root of the
+            # segment tree.
             while at:
                 candidates.update(dict.fromkeys(self.nodes.get(at, ())))
                 at //= 2
+            # The other rivals begin inside the span, after its first position.
             start = bisect_right(self.begins, (first, len(self.spans)))
             end = bisect_right(self.begins, (last, len(self.spans)))
             candidates.update((self.spans[n], None) for _, n in self.begins[start:end])
@@ -179,7 +187,7 @@ class _Timeline:
 
 
 def _may_share(a: Placement, b: Placement) -> bool:
-    """Return whether two storages that are alive at the same positions may have the same bytes."""
+    """Return whether two storages with intersecting live ranges may still share bytes."""
     if a.order is not None and a.order.are_ordered(a.request, b.request):
         return True
     return exclude_each_other(a.request, b.request)
@@ -190,13 +198,14 @@ def _timeline(placements: Sequence[Placement]) -> _Timeline:
 
 
 def _place_constant(placements: Sequence[Placement]) -> int:
-    """Place constant sizes, and return the bytes needed in all.
+    """Place requests of static size, and return the arena bytes they need.
 
     Several orders, as long as one may be better: the largest first, or those alive longest, or in
     order of use; then the best of these, with what reached its top moved to the front.
     """
     if not placements:
         return 0
+    # No order needs less, so one that reaches it ends the search.
     lower_bound = _max_live_bytes(placements)
     orders: list[list[Placement]] = [
         sorted(placements, key=lambda p: (-_value(p.size), p.spans)),
@@ -204,8 +213,11 @@ def _place_constant(placements: Sequence[Placement]) -> int:
         sorted(placements, key=lambda p: (p.spans, -_value(p.size))),
     ]
     best, offsets, order = _place_in_order(orders[0]), [p.offset for p in placements], orders[0]
+    # The optimal assignment is NP-hard; the search is bounded by placements, not by time, to be
+    # deterministic.
     total, rounds = best, min(ROUNDS, EFFORT // len(placements))
     for number in range(1, rounds):
+        # No placement can need less than the peak of live bytes.
         if best == lower_bound:
             break
         if number < len(orders):
@@ -218,6 +230,7 @@ def _place_constant(placements: Sequence[Placement]) -> int:
         if total < best:
             best, offsets = total, [p.offset for p in placements]
         order = tried
+    # The last order tried need not be the best one.
     for placement, offset in zip(placements, offsets, strict=True):
         placement.offset = offset
     return best
@@ -228,14 +241,15 @@ def _duration(placement: Placement) -> int:
 
 
 def _max_live_bytes(placements: Sequence[Placement]) -> int:
-    """Return the bytes that are alive at once, where branches that exclude each other count
-    together.
+    """Return the peak of live bytes, a lower bound of the arena; mutually exclusive branches are
+    summed.
     """
     changes: list[tuple[int, int]] = []
     for placement in placements:
         for first, last in placement.spans:
             changes += [(first, _value(placement.size)), (last + 1, -_value(placement.size))]
     live = peak = 0
+    # At equal positions releases sort before acquisitions, since they are negative.
     for _, change in sorted(changes):
         live += change
         peak = max(peak, live)
@@ -243,7 +257,7 @@ def _max_live_bytes(placements: Sequence[Placement]) -> int:
 
 
 def _place_in_order(order: Sequence[Placement]) -> int:
-    """Place in an order, each at the lowest free offset, and return the bytes needed in all."""
+    """Place requests by first fit in the given order, and return the arena bytes they need."""
     timeline = _timeline(order)
     total = 0
     for placement in order:
@@ -253,7 +267,7 @@ def _place_in_order(order: Sequence[Placement]) -> int:
 
 
 def _lowest(timeline: _Timeline, placement: Placement) -> int:
-    """Return the lowest offset at which nothing overlaps while a placement is alive."""
+    """Return the lowest offset at which a placement overlaps no live one."""
     offset, size = 0, _value(placement.size)
     # First fit: a sweep over the occupied intervals in ascending order.
     for begin, end in sorted([rival.taken for rival in timeline.rivals(placement)]):
@@ -264,7 +278,7 @@ def _lowest(timeline: _Timeline, placement: Placement) -> int:
 
 
 def _bytes(placement: Placement) -> tuple[int, int]:
-    """Return the first byte, and the one after the last."""
+    """Return the first byte and the one past the last."""
     begin = _value(placement.offset)
     return begin, begin + _value(placement.size)
 
@@ -275,9 +289,10 @@ def _value(expr: PrimExpr) -> int:
 
 
 def _place_symbolic(placements: Sequence[Placement], start: int) -> PrimExpr:
-    """Place symbolic sizes, from byte `start`, and return the bytes needed in all."""
+    """Place requests of symbolic size from byte `start`, and return the arena bytes they need."""
     if not placements:
         return const(start)
+    # The order follows a placement at typical sizes; the offsets themselves stay symbolic.
     typical = {
         p: Placement(p.request, const(_typical_size(p.size)), p.spans, p.order) for p in placements
     }
@@ -288,8 +303,8 @@ def _place_symbolic(placements: Sequence[Placement], start: int) -> PrimExpr:
 
 
 def _stack(order: Sequence[Placement], start: int) -> PrimExpr | None:
-    """Put each placement above those before it that are alive with its own, and return the end of
-    the last, or None where an offset becomes too long an expression.
+    """Place each request above the live ones before it; return the end of the last, or None where
+    an offset expression grows too long.
 
     Of those below only the ones that touch count: what is under another that is under this one ends
     lower anyhow. `tops` are the ends that nothing rests on, whose greatest is the size of the
@@ -301,6 +316,7 @@ def _stack(order: Sequence[Placement], start: int) -> PrimExpr | None:
     tops: dict[Placement, PrimExpr] = {}
     for placement in order:
         below[placement] = under = set(timeline.rivals(placement))
+        # A rival below another rival is already below that one's end.
         touching = under.difference(*(below[rival] for rival in under))
         largest_end = largest([ends[p] for p in ends if p in touching] or [const(start)])
         placement.offset = largest.analyzer.simplify(largest_end)
@@ -315,7 +331,8 @@ def _stack(order: Sequence[Placement], start: int) -> PrimExpr | None:
 
 
 def _place_by_size(placements: Sequence[Placement], start: int) -> PrimExpr:
-    """Assign offsets in order of first use: that of a dead one of the same size, else behind all.
+    """Place requests in order of first use: reuse the offset of a dead one of equal size, else
+    extend the arena.
 
     One queue for each size, of what dies, by its last position: linear but for the heap, with sums
     of sizes as the only expressions.
@@ -324,6 +341,7 @@ def _place_by_size(placements: Sequence[Placement], start: int) -> PrimExpr:
     dying: dict[int, list[tuple[int, int, PrimExpr]]] = {}
     one = Interned()
     for number, placement in enumerate(sorted(placements, key=lambda p: p.spans)):
+        # Equal sizes are one object among the interned expressions, so the identity is a key.
         queue = dying.setdefault(id(one(placement.size)), [])
         # The head of the heap is the one that dies first.
         if queue and queue[0][0] < placement.spans[0][0]:
@@ -335,7 +353,7 @@ def _place_by_size(placements: Sequence[Placement], start: int) -> PrimExpr:
 
 
 class _Length:
-    """Count of the nodes written for an expression, each as often as it occurs."""
+    """Number of nodes of an expression written as a tree."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, PrimExpr]] = {}
@@ -343,12 +361,13 @@ class _Length:
     def __call__(self, expr: PrimExpr) -> int:
         for node in pending((expr,), self._known):
             count = 1 + sum(self._known[id(c)][0] for c in children(node))
+            # The node is kept beside its count: otherwise its id could be reused.
             self._known[id(node)] = count, node
         return self._known[id(expr)][0]
 
 
 class _Largest:
-    """Maximum of several expressions, without those that another one is known to be as large as."""
+    """Maximum of expressions, without those that are provably dominated."""
 
     def __init__(self) -> None:
         self.analyzer = Analyzer()
@@ -356,6 +375,7 @@ class _Largest:
     def __call__(self, exprs: Sequence[PrimExpr]) -> PrimExpr:
         maximal: list[PrimExpr] = []
         for expr in exprs:
+            # Only maximal elements stay, which keeps nested maxima short.
             if not any(self._covers(k, expr) for k in maximal):
                 maximal = [*(k for k in maximal if not self._covers(expr, k)), expr]
         result = maximal[0]
@@ -368,7 +388,7 @@ class _Largest:
 
 
 def _typical_size(size: PrimExpr) -> int:
-    """Return a size at a usual value of its symbols."""
+    """Return a symbolic size evaluated at typical values of its symbols."""
     values = {
         v: min(TYPICAL_SYMBOL_VALUE, v.upper)
         if isinstance(v, SizeVar) and v.upper is not None

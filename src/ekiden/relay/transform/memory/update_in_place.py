@@ -1,5 +1,5 @@
-"""Updates in place: kernels that change elements of a tensor change it where it is, if nobody else
-needs it.
+"""In-place updates: scatter-like kernels overwrite their operand if it is uniquely referenced (copy
+on write).
 
     let %s = memory.alloc_storage(size=...); let %y = memory.alloc_tensor(%s, offset=0, ...);
     let %_ = vm.invoke_tvm_op(fn ... scatter_nd ..., (%x, %i, %u), (%y,));
@@ -36,7 +36,9 @@ UpdatedInput = Callable[[RelayExpr], int | None]
 
 
 def UpdateInPlace(kernels: Kernels | None = None) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file; nothing is known of `kernels` left out."""
+    """Return a pass that updates uniquely referenced operands in place; kernels missing from
+    `kernels` are left unchanged.
+    """
     facts: Kernels = {} if kernels is None else kernels
 
     def updated(kernel: RelayExpr) -> int | None:
@@ -46,10 +48,11 @@ def UpdateInPlace(kernels: Kernels | None = None) -> Pass:  # noqa: N802
         )
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Rewrite a module, unless no kernel updates what it reads."""
+        """Rewrite a module, unless no kernel updates an input."""
         if not any(kernel_facts.updates for kernel_facts in facts.values()):
             return module
         graph = CallGraph(module)
+        # Functions that nobody calls are entry points: their parameters belong to the user.
         roots = {module[g] for g in module.functions if graph.ref_count(g) == 0}
 
         def one(function: Function) -> Function:
@@ -81,7 +84,7 @@ def UpdateInPlace(kernels: Kernels | None = None) -> Pass:  # noqa: N802
 def _rewritten(
     chain: Chain, updated: UpdatedInput, user_params: Collection[Var], shared: Collection[RelayExpr]
 ) -> Chain:
-    """Rewrite a chain.
+    """Rewrite the update kernels of a chain.
 
     Args:
         chain: The chain.
@@ -101,8 +104,10 @@ def _rewritten(
         call, number, result, storage = update
         inputs, outputs = call.args[1:3]
         assert isinstance(inputs, Tuple) and isinstance(call.attrs, InvokeAttrs)
+        # A view or a value of the user must keep its elements, so such an update stays a copy.
         if storage in shared or inputs.fields[number] in user_params:
             continue
+        # A constant is shared by all runs.
         if not isinstance(inputs.fields[number], Var):
             continue
         owned_call = own(inputs.fields[number], call.attrs.device)
@@ -125,7 +130,8 @@ def _rewritten(
 def _match_update(
     value: RelayExpr, values: Mapping[Var, RelayExpr], updated: UpdatedInput
 ) -> tuple[Call, int, Var, Var] | None:
-    """Match an update whose result has a storage of its own.
+    """Match a kernel call that updates an input and whose result has its own storage; return (call,
+    input index, result, storage).
 
     Returns:
         The call, the number of what it updates, the result and its storage.
@@ -144,6 +150,7 @@ def _match_update(
     storage = tensor_call.args[0]
     source = values.get(storage) if isinstance(storage, Var) else None
     attrs = source.attrs if isinstance(source, Call) else None
+    # Bytes in an arena have been planned, and have no reference count.
     is_own = isinstance(attrs, AllocStorageAttrs) and not attrs.arena
     assert isinstance(result, Var)
     return (value, number, result, storage) if is_own and isinstance(storage, Var) else None

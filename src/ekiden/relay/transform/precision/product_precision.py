@@ -1,4 +1,4 @@
-"""Types in which products of matrices and convolutions are computed.
+"""Choose the dtypes in which matrix products and convolutions are computed and accumulated.
 
     nn.dense(%x f16, %w f16)                ->  cast(nn.dense(cast(%x, f32), cast(%w, f32)), f16)
     nn.dense(cast(%x f32, bf16), W), no bf16   ->  nn.dense(%x, cast(W, f32))
@@ -55,7 +55,7 @@ def _dtype(expr: RelayExpr) -> str:
 
 
 def _widened(expr: RelayExpr) -> RelayExpr:
-    """Return an operand in float32: what it was rounded from, if that is known."""
+    """Return an operand in float32; if it was rounded from float32, the unrounded value."""
     # The unrounded value is more exact and saves the cast.
     is_rounded = op_of(expr) == "cast" and allows("keep operands wide")
     if is_rounded and isinstance(expr, Call) and _dtype(expr.args[0]) == WIDE_DTYPE:
@@ -64,8 +64,8 @@ def _widened(expr: RelayExpr) -> RelayExpr:
 
 
 def _product_in(call: Call, operands: list[RelayExpr]) -> RelayExpr:
-    """Return the product over operands of another type, summed in float32, its result in
-    its own.
+    """Rebuild a product over other operands, accumulated in float32, and cast the result to its
+    original dtype.
     """
     out = _dtype(call)
     attrs = call.attrs
@@ -76,18 +76,20 @@ def _product_in(call: Call, operands: list[RelayExpr]) -> RelayExpr:
 
 
 def _accumulator_dtype(call: Call) -> str:
-    """Return the type that a product accumulates in, where it says one."""
+    """Return the accumulation dtype of a product, or "" where it declares none."""
     return str(getattr(call.attrs, "out_dtype", ""))
 
 
 def _is_brief(call: Call, target: Target) -> bool:
-    """Return whether a product has kernels for bfloat16 that are the fastest for it on a target."""
+    """Return whether bfloat16 kernels are the fastest for a product on the target."""
     has_matrices = target.has("amx_bf16")
+    # Only a constant weight can be packed in advance, which the kernels need.
     if not (has_matrices or target.has("dot2_bf16")) or not isinstance(call.args[1], Constant):
         return False
     if isinstance(call.op, Op) and call.op.name == "nn.dense":
         return True
     attrs = call.attrs
+    # Grouped convolutions have no kernels for bfloat16.
     if not isinstance(attrs, Conv2DAttrs) or attrs.groups > 1:
         return False
     # Winograd's method in float32 needs fewer products than bfloat16 saves.
@@ -99,7 +101,7 @@ def _is_brief(call: Call, target: Target) -> bool:
 def _rewrite(target: Target, option: str) -> Rewrite:
 
     def rewrite(call: Call) -> RelayExpr | None:
-        """Return a product whose sums are float32; None leaves it.
+        """Return the product accumulated in float32, or None to leave it.
 
         Its operands are bfloat16 where the target multiplies it, widened to float32 otherwise;
         float32 data become bfloat16 only where the option asks for it.
@@ -107,18 +109,21 @@ def _rewrite(target: Target, option: str) -> Rewrite:
         data, weight = call.args[:2]
         is_brief = _is_brief(call, target)
         dtypes = {_dtype(data), _dtype(weight)}
+        # Products of integers have rules of their own.
         if _dtype(call) not in (*SMALL_DTYPES, WIDE_DTYPE):
             return byte_products.product_of_bytes(call, target)
         if is_brief and dtypes == {BRIEF_DTYPE}:
             return (
                 None if _accumulator_dtype(call) == WIDE_DTYPE else _product_in(call, [*call.args])
             )
+        # Tensor cores multiply the small type as it is, and only the sums become wider.
         if len(dtypes) == 1 and dtypes.issubset(SMALL_DTYPES) and target.has("tensor_cores"):
             return (
                 None if _accumulator_dtype(call) == WIDE_DTYPE else _product_in(call, [*call.args])
             )
         if len(dtypes) == 1 and dtypes.issubset(SMALL_DTYPES):
             return _product_in(call, [_widened(a) for a in call.args])
+        # Float32 operands lose bits here, so the user must have asked for it.
         if is_brief and option and dtypes == {WIDE_DTYPE} == {_dtype(call)}:
             casts: list[RelayExpr] = [
                 op.cast(a, BRIEF_DTYPE).with_fields(span=a.span) for a in call.args
@@ -130,7 +135,7 @@ def _rewrite(target: Target, option: str) -> Rewrite:
 
 
 def ProductPrecision(target: Target) -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file. It raises PassError for an
+    """Return a pass that chooses the precision of products for a target. It raises PassError for an
     unknown type.
     """
 
@@ -141,6 +146,7 @@ def ProductPrecision(target: Target) -> Pass:  # noqa: N802
         option = str(context.option(PRECISION))
         if option not in ("", BRIEF_DTYPE):
             raise PassError(f"ProductPrecision: expected {BRIEF_DTYPE!r} or '', got {option!r}")
+        # Operators that always gain from a small type are the products.
         products = [name for name, row in OPS.rows() if row.precision is Precision.ALWAYS]
         table = dict.fromkeys(products, _rewrite(target, option))
         return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))

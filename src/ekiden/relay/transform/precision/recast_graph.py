@@ -1,4 +1,4 @@
-"""Recasting: chosen operators run in another dtype, with casts around each.
+"""Recast chosen operators to another dtype, with casts around each.
 
     recast(f, "int8", "int32")
     nn.conv2d(%x, %w)   ->   cast(nn.conv2d(cast(%x, "int8"), cast(%w, "int8"), out_dtype="int32"),
@@ -32,7 +32,7 @@ def recast(
     ops: Sequence[str] | None = None,
     skip_layers: Sequence[int] | None = None,
 ) -> Expr | IRModule:
-    """Recast an expression, function or module (its `main`).
+    """Recast the operators of an expression, a function or a module's `main` (TVM's recast).
 
     Args:
         expr: What is recast.
@@ -53,6 +53,7 @@ def recast(
     typed = InferType()(IRModule.from_expr(expr))["main"]
     assert isinstance(typed, Function)
     body = _recast(typed.body, dtype, out_dtype, set(ops or DEFAULT_OPERATORS), skip_layers or ())
+    # The declared result type stays: the casts restore the dtype of each recast call.
     if isinstance(expr, Function):
         return typed.with_fields(body=body, ret_type=expr.ret_type)
     return body
@@ -65,12 +66,14 @@ def _recast(
     if wrong := [n for n in skipped if not -len(chosen) <= n < len(chosen)]:
         raise CompileError(f"recast: there are {len(chosen)} layers of {', '.join(sorted(ops))}, "
                            f"none has the number {wrong[0]}")  # fmt: skip
+    # Negative numbers count from the end, as indices do.
     skipped_numbers = {n % len(chosen) for n in skipped}
+    # `rewrite_graph` visits in evaluation order, so the numbers agree with those of `chosen`.
     numbers = count()
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
-        """Recast a call of the operators. Calls are numbered in the order of the walk; skipped ones
-        stay.
+        """Recast a call of one of the operators, unless it is skipped. Calls are numbered in the
+        order of the walk; skipped ones stay.
         """
         if _name(old) not in ops or next(numbers) in skipped_numbers:
             return new
@@ -85,7 +88,7 @@ def _name(expr: RelayExpr) -> str:
 
 
 def _around(call: Call, old: RelayExpr, dtype: str, out_dtype: str) -> RelayExpr:
-    """Return a call on arguments that are cast, its result cast back."""
+    """Cast a call's arguments, and cast its result back."""
     kind, attrs = old.checked_type, call.attrs
     if attrs is not None and "out_dtype" in attrs.keys():  # noqa: SIM118 - values iterate
         attrs = attrs.with_fields(out_dtype=out_dtype)

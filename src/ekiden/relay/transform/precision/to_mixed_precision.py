@@ -1,4 +1,4 @@
-"""Compute in a smaller floating-point type where it pays, and stay exact where it matters.
+"""Automatic mixed precision: convert operators to float16 or bfloat16 by their precision category.
 
     nn.softmax(nn.dense(%x, %w))
 ->  nn.softmax(cast(nn.dense(cast(%x, "float16"), cast(%w, "float16"), out_dtype="float16"),
@@ -47,7 +47,7 @@ WIDE = "float32"
 
 
 class _Mixer:
-    """Rewrites one function body; remembers the casts it has made."""
+    """Mixed-precision rewriter of one function body, with a cache of the casts it emitted."""
 
     def __init__(self, small: str, missing_op_mode: int) -> None:
         self.small = small
@@ -61,6 +61,7 @@ class _Mixer:
     def run(self, root: RelayExpr) -> RelayExpr:
         """Return the rewritten expression."""
         order = evaluation_order(root)
+        # Values of variables are needed before the lets around them are met.
         for expr in order:
             if isinstance(expr, Let):
                 self._bound[expr.var] = expr.value
@@ -69,13 +70,15 @@ class _Mixer:
         return self.new[root]
 
     def _at(self, expr: RelayExpr) -> RelayExpr:
-        """Return the replacement of a rewritten expression.
+        """Return the replacement of an expression; let variables take the type of their rewritten
+        value.
 
         A variable that a let binds becomes one of the type of its new value.
         """
         if expr not in self.new and isinstance(expr, Var) and expr in self._bound:
             value = self._at(self._bound[expr])
             kind = value.checked_type_or_none()
+            # The value became narrower, so the variable needs the new type.
             if kind is not None and kind != expr.checked_type_or_none():
                 self.new[expr] = Var(expr.name_hint, kind, span=expr.span)
                 self.new[expr].set_checked_type(kind)
@@ -105,10 +108,11 @@ class _Mixer:
         return with_children(expr, wide)
 
     def cast_like(self, value: RelayExpr, original: RelayExpr) -> RelayExpr:
-        """Return a value with the type that the original expression had."""
+        """Cast a value back to the type of the original expression."""
         kind, have = original.checked_type, value.checked_type
         if isinstance(kind, TensorType) and isinstance(have, TensorType):
             return value if kind.dtype == have.dtype else self._cast(value, kind.dtype)
+        # Only fields whose type differs are cast; the others are passed on.
         if isinstance(kind, TupleType) and isinstance(have, TupleType) and kind != have:
             fields = []
             for i, field in enumerate(kind.fields):
@@ -139,6 +143,7 @@ class _Mixer:
     def _is_small(self, call: Call, name: str, args: Sequence[RelayExpr]) -> bool:
         rule = user_rule(call, name, self.small)
         precision = rule[0] if rule is not None else OPS[name].precision
+        # A bound that overflows to infinity would change what is clipped.
         if not self._has_numbers_of(call):
             return False
         if precision is Precision.ALWAYS:
@@ -152,25 +157,26 @@ class _Mixer:
             return self.mode == 0
         # A bias or a mask that is given follows what it meets; were it asked, one constant of
         # float32 would end a region and cost a cast there and one back.
+        # FOLLOW operators take the precision of their computed operands.
         leaves = [d for a, old in zip(args, call.args, strict=True) if not self._is_given(old)
                   for d in _dtypes(a)]  # fmt: skip
         return all(d == self.small for d in leaves if "float" in d)
 
     def _is_given(self, expr: RelayExpr) -> bool:
-        """Return whether an operand is a constant or a parameter, which can be cast ahead of the
-        run.
+        """Return whether an operand is a constant or parameter, which can be cast before
+        the run.
         """
         return isinstance(expr, Constant) or (isinstance(expr, Var) and expr not in self._bound)
 
     def _has_numbers_of(self, call: Call) -> bool:
-        """Return whether the smaller type can represent the bounds in the attributes."""
+        """Return whether the smaller dtype can represent a clip's bounds."""
         if not isinstance(call.attrs, ClipAttrs):
             return True
         largest = float(ml_dtypes.finfo(self.small).max)
         return max(abs(call.attrs.a_min), abs(call.attrs.a_max)) <= largest
 
     def _to(self, value: RelayExpr, dtype: str) -> RelayExpr:
-        """Return a float32 tensor, or the float32 fields of a tuple, in another type."""
+        """Cast a float32 tensor, or the float32 fields of a tuple, to the smaller dtype."""
         kind = value.checked_type
         if isinstance(kind, TensorType):
             return self._cast(value, dtype) if kind.dtype == WIDE else value
@@ -182,6 +188,7 @@ class _Mixer:
         assert isinstance(call.op, Op)
         rule = user_rule(call, call.op.name, self.small)
         is_sum = rule is not None or call.op.definition.precision is Precision.ALWAYS
+        # Operators without sums have no accumulator to choose.
         if not is_sum or not hasattr(call.attrs, "out_dtype"):
             return typed(_over(call, args))
         assert call.attrs is not None
@@ -190,7 +197,7 @@ class _Mixer:
 
 
 def _is_of_floats(call: Call, small: str) -> bool:
-    """Return whether a call reads and computes float32 or the smaller type alone.
+    """Return whether a call reads and returns only float32 or the smaller dtype.
 
     Sums of integers would overflow in the smaller type, and float64 is used for its digits.
     """
@@ -204,7 +211,7 @@ def _dtypes(expr: RelayExpr) -> list[str]:
 
 
 def _over(call: Call, args: Sequence[RelayExpr]) -> Call:
-    """Return the call over other arguments, its type to be inferred again where one has changed."""
+    """Return the call over other arguments, untyped if one has changed."""
     if all(new is old for new, old in zip(args, call.args, strict=True)):
         return call
     return Call(call.op, tuple(args), call.attrs, call.type_args, span=call.span)
@@ -213,7 +220,7 @@ def _over(call: Call, args: Sequence[RelayExpr]) -> Call:
 def ToMixedPrecision(  # noqa: N802
     mixed_precision_type: str = "float16", missing_op_mode: int = 1
 ) -> Pass:
-    """Return the pass described at the top of this file.
+    """Return a pass that converts functions to mixed precision (TVM's ToMixedPrecision).
 
     Args:
         mixed_precision_type: The smaller type.
@@ -222,14 +229,14 @@ def ToMixedPrecision(  # noqa: N802
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Return the module in mixed precision.
+        """Convert the functions of a module to mixed precision.
 
         With the option KEEP_OUTPUT, results of functions are cast back to their original types.
         """
         keeps = bool(context.option(KEEP_OUTPUT))
 
         def one(function: Function) -> Function:
-            """Return one function in mixed precision; the type of its result is inferred again."""
+            """Convert one function; its result type is re-inferred."""
             mixer = _Mixer(mixed_precision_type, missing_op_mode)
             body = mixer.run(function.body)
             if keeps:

@@ -1,4 +1,5 @@
-"""Products of bytes for devices that multiply them as they are.
+"""Select int8 products for a target: undo widening and adjust signedness for dot-product
+instructions.
 
     nn.batch_matmul(cast(%x s8, i32) - p, cast(%y s8, i32) - q)
         ->  nn.batch_matmul(%x, %y) of i32 - p sum %y - q sum (%x - p)
@@ -32,7 +33,8 @@ SIGN = 128
 
 
 def product_of_bytes(call: Call, target: Target) -> RelayExpr | None:
-    """Return a product with int32 sums as the devices of a target compute it best.
+    """Return an int8 product with int32 accumulation in the form the target multiplies fastest, or
+    None to leave it.
 
     Returns:
         The new expression, or None if the call is to stay.
@@ -40,6 +42,7 @@ def product_of_bytes(call: Call, target: Target) -> RelayExpr | None:
     is_one = isinstance(call.op, Op) and _type(call).dtype == "int32"
     if not is_one:
         return None
+    # Processors have other instructions for bytes than devices with threads.
     if not target.kind.has_threads:
         return computed_products.product_of_processor(call)
     if target.has("tensor_cores") and (product := _signed_product(call)) is not None:
@@ -57,7 +60,7 @@ def _type(expr: RelayExpr) -> TensorType:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """An operand: bytes, less a number of int32 if there is one."""
+    """Operand of a widened product: 8-bit data, less an int32 zero point if there is one."""
 
     data: RelayExpr
     dtype: str
@@ -65,16 +68,18 @@ class _Side:
 
     @staticmethod
     def of(expr: RelayExpr) -> _Side | None:
-        """Return the side that an expression is, or None.
+        """Match an operand that was widened from 8 bits, or return None.
 
         It is one if it subtracts a number from widened bytes, is widened bytes, or is a constant
         that fits bytes.
         """
         if isinstance(expr, Constant) and expr.data.dtype == np.int32:
+            # A constant may have been widened by constant folding.
             fits = [d for d in BYTES if np.array_equal(expr.data.astype(d), expr.data)]
             return _Side(Constant(expr.data.astype(fits[0])), fits[0]) if fits else None
         if isinstance(expr, Call) and op_of(expr) == "subtract":
             side = _Side.of(expr.args[0])
+            # Two zero points in a row are not a form that quantizers write.
             if side is None or side.point is not None:
                 return None
             return _Side(side.data, side.dtype, expr.args[1])
@@ -85,7 +90,7 @@ class _Side:
 
     @property
     def signed(self) -> _Side:
-        """Return the same side in int8."""
+        """Return the same operand with int8 data; its zero point is shifted by 128."""
         if self.dtype == "int8":
             return self
         point = const(np.int32(0)) if self.point is None else self.point
@@ -93,13 +98,15 @@ class _Side:
 
     @property
     def wide(self) -> RelayExpr:
-        """Return the operand in int32."""
+        """Return the operand as int32, with its zero point subtracted."""
         data = op.cast(self.data, "int32")
         return data if self.point is None else op.subtract(data, self.point)
 
 
 def _narrow_product(call: Call) -> RelayExpr | None:
-    """Return a product of widened bytes as a product of bytes, or None."""
+    """Return a product of widened 8-bit operands as one of 8-bit operands with zero-point
+    corrections, or None.
+    """
     a, b = (_Side.of(operand) for operand in call.args[:2])
     if a is None or b is None:
         return None
@@ -110,8 +117,10 @@ def _narrow_product(call: Call) -> RelayExpr | None:
         return _of(call, a, b)
     if summed is None or not _are_apart(a, b, summed[1]):
         return None
+    # Kernels multiply bytes of one kind.
     if a.dtype != b.dtype:
         a, b = a.signed, b.signed
+    # Corrections by row and column sums cost O(n^2), against O(n^3) of the product.
     product = _of(call, a, b)
     # sum (x - p)(y - q) = sum x y - p sum y - q sum (x - p): the corrections need sums of rows and
     # columns alone.
@@ -132,7 +141,7 @@ def _of(call: Call, a: _Side, b: _Side) -> RelayExpr:
 
 
 def _summed_axes(call: Call) -> tuple[int, int] | None:
-    """Return the axes that a product of matrices sums over, or None for any other call."""
+    """Return the reduction axes of a matrix product's operands, or None for any other call."""
     match call.attrs:
         case DenseAttrs():
             return -1, -1
@@ -143,7 +152,7 @@ def _summed_axes(call: Call) -> tuple[int, int] | None:
 
 
 def _are_apart(a: _Side, b: _Side, summed: int) -> bool:
-    """Return whether the zero points are single numbers, or one for each row of the weight."""
+    """Return whether the zero points are scalars, or one per row of the weight."""
     shape = () if b.point is None else _type(b.point).shape
     are_rows = summed == -1 and len(shape) == 2 == len(_type(b.data).shape) and shape[1] == 1
     return _is_number(a.point) and (are_rows or _is_number(b.point))
@@ -154,7 +163,7 @@ def _is_number(point: RelayExpr | None) -> bool:
 
 
 def _flat(point: RelayExpr) -> RelayExpr:
-    """Return a zero point as a vector of one dimension."""
+    """Flatten a zero point to one dimension."""
     return op.reshape(point, (-1,))
 
 
@@ -162,7 +171,7 @@ def _flat(point: RelayExpr) -> RelayExpr:
 
 
 def _signed_product(call: Call) -> RelayExpr | None:
-    """Return a product of uint8 with a constant weight of int8 as one of int8, or None."""
+    """Return a product of uint8 data with a constant int8 weight as an int8 product, or None."""
     data, weight = call.args[:2]
     if not isinstance(weight, Constant):
         return None
@@ -179,6 +188,7 @@ def _signed_product(call: Call) -> RelayExpr | None:
             around = ((0, 0), (0, 0), (top, bottom), (before, right))
             data = op.nn.pad(data, around, const(np.uint8(0)))
             attrs = attrs.with_fields(padding=(0, 0, 0, 0))
+        # One sum for each output channel, broadcast over rows and columns.
         sums = sums.sum(axis=(1, 2, 3), dtype=np.int32)[:, None, None]
     elif isinstance(attrs, DenseAttrs):
         sums = sums.sum(axis=1, dtype=np.int32)
@@ -190,8 +200,9 @@ def _signed_product(call: Call) -> RelayExpr | None:
 
 
 def _signed(data: RelayExpr) -> RelayExpr:
-    """Bytes without signs less 128, as int8."""
+    """Convert uint8 data to int8 by subtracting 128."""
     if isinstance(data, Call) and op_of(data) == "nn.pad" and isinstance(data.args[1], Constant):
+        # The border shifts with the data, which leaves the pad next to the product.
         value = const((data.args[1].data.astype(np.int16) - SIGN).astype(np.int8))
         return Call(data.op, (_signed(data.args[0]), value), data.attrs, span=data.span)
     if (original := _was_signed(data)) is not None:
@@ -200,13 +211,14 @@ def _signed(data: RelayExpr) -> RelayExpr:
 
 
 def _was_signed(data: RelayExpr) -> RelayExpr | None:
-    """Return the int8 bytes to which 128 was added, or None."""
+    """Return the int8 data to which 128 was added, or None."""
     if not isinstance(data, Call) or op_of(data) != "cast":
         return None
     moved = data.args[0]
     if not isinstance(moved, Call) or op_of(moved) != "add":
         return None
     wide, by = moved.args
+    # The frontend has shifted int8 to uint8: the two shifts cancel.
     is_sign = isinstance(by, Constant) and bool(np.all(by.data == SIGN))
     if not is_sign or not isinstance(wide, Call) or op_of(wide) != "cast":
         return None

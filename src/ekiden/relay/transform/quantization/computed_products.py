@@ -1,4 +1,4 @@
-"""Products of bytes that a run computes, as processors multiply them.
+"""Select CPU kernels for int8 products whose operands are both computed at run time.
 
     nn.batch_matmul(cast(%x, i32) - p, cast(%y, i32) - q)
 ->  nn.batch_matmul(%x u8, %y s8) - q rows - p columns        the same with words of bytes
@@ -32,7 +32,7 @@ MIN_ROWS = 8
 
 
 def product_of_processor(call: Call) -> RelayExpr | None:
-    """Return an int32 product of former bytes through kernels that exist, or None."""
+    """Return an int32 product of 8-bit operands in terms of existing kernels, or None."""
     # These are multiplied well as they are.
     if [type_of(operand).dtype for operand in call.args[:2]] == ["uint8", "int8"]:
         return None
@@ -53,25 +53,28 @@ def product_of_processor(call: Call) -> RelayExpr | None:
 
 
 def _size(dim: PrimExpr) -> int:
-    """Return the value of a dimension that is known, else 0."""
+    """Return a static dimension, or 0 if it is symbolic."""
     return dim.value if isinstance(dim, IntImm) else 0
 
 
 def _is_packable(a: Levels, b: Levels, attrs: BatchMatmulAttrs) -> bool:
-    """Return whether packing the right side is possible and pays.
+    """Return whether packing the right operand is possible and profitable.
 
     Its sizes must be known, its batch that of the left side, and the left side have enough rows.
     """
     batch, *sides = type_of(a.data).shape
     sizes = [_size(d) for d in type_of(b.data).shape]
     rows = sides[1 if attrs.transpose_a else 0]
+    # Packing touches the right operand once; with few rows the product itself reads it hardly more
+    # often.
     are_many = not isinstance(rows, IntImm) or rows.value >= MIN_ROWS
     are_numbers = not a.varies(a.point) and not b.varies(b.point)
     return all(sizes) and _size(batch) == sizes[0] and are_many and are_numbers
 
 
 def _as_batch(call: Call, a: Levels, b: Levels, transpose_b: bool) -> RelayExpr | None:
-    """Return a product with one matrix as a batch of one, or None."""
+    """Return a matrix product as a batch_matmul of batch 1, or None."""
+    # The corrections below take zero points that are single numbers.
     if a.varies(a.point) or b.varies(b.point) or not a.rank:
         return None
     flat = typed(op.reshape(a.data, (1, -1, type_of(a.data).shape[-1]), allowzero=False))
@@ -84,7 +87,7 @@ def _as_batch(call: Call, a: Levels, b: Levels, transpose_b: bool) -> RelayExpr 
 
 
 def _as_uint8(levels: Levels) -> tuple[RelayExpr, RelayExpr | None]:
-    """Bytes without signs, and their zero point."""
+    """Return the data as uint8 with its zero point."""
     if type_of(levels.data).dtype == "uint8":
         return levels.data, levels.point
     moved = op.add(op.cast(levels.data, "int16"), const(np.int16(SIGN)))
@@ -93,7 +96,7 @@ def _as_uint8(levels: Levels) -> tuple[RelayExpr, RelayExpr | None]:
 
 
 def _as_int8(levels: Levels) -> tuple[RelayExpr, RelayExpr | None]:
-    """Bytes with signs, and their zero point."""
+    """Return the data as int8 with its zero point."""
     if type_of(levels.data).dtype == "int8":
         return levels.data, levels.point
     moved = op.subtract(op.cast(levels.data, "int16"), const(np.int16(SIGN)))
@@ -102,7 +105,7 @@ def _as_int8(levels: Levels) -> tuple[RelayExpr, RelayExpr | None]:
 
 
 def _words(call: Call, attrs: BatchMatmulAttrs, a: Levels, b: Levels) -> RelayExpr:
-    """Return a batch of products of uint8 and int8, corrected for the zero points."""
+    """Emit a batch_matmul of uint8 by int8 with zero-point corrections."""
     data, point = _as_uint8(a)
     weight, kernel_point = _as_int8(b)
     product: RelayExpr = op.nn.batch_matmul(
@@ -123,8 +126,8 @@ def _words(call: Call, attrs: BatchMatmulAttrs, a: Levels, b: Levels) -> RelayEx
 
 
 def _floats(call: Call, a: Levels, b: Levels) -> RelayExpr | None:
-    """Return the product in floats that hold its sums exactly, or None where no type is
-    known to.
+    """Emit the product in a float dtype that represents its sums exactly; None where no
+    dtype does.
     """
     dtype = _exact_type(call, a, b)
     if dtype is None:
@@ -141,8 +144,9 @@ def _floats(call: Call, a: Levels, b: Levels) -> RelayExpr | None:
 
 
 def _exact_type(call: Call, a: Levels, b: Levels) -> str | None:
-    """float32 where sums stay below 2^24; float64, which has kernels of products of matrices, for
-    others: no depth reaches 2^53."""
+    """Return float32 where sums stay below 2^24, else float64 for matrix products (no depth reaches
+    2^53), else None.
+    """
     attrs, shape = call.attrs, type_of(b.data).shape
     left_bound, right_bound = _bound(a), _bound(b)
     if left_bound is None or right_bound is None:
@@ -162,12 +166,13 @@ def _exact_type(call: Call, a: Levels, b: Levels) -> str | None:
     depth = math.prod(_size(t) or EXACT for t in terms)
     if depth * left_bound * right_bound < EXACT:
         return "float32"
+    # Convolutions in float64 have no fast kernels.
     is_matrix = not isinstance(attrs, Conv2DAttrs | Conv2DTransposeAttrs)
     return "float64" if is_matrix else None
 
 
 def _bound(levels: Levels) -> int | None:
-    """Return how far a byte may be from its zero point, or None if that is unlimited."""
+    """Return the largest distance of an 8-bit value from its zero point, or None if unbounded."""
     low, high = int_range(type_of(levels.data).dtype) or (0, 0)
     point = levels.point
     if point is None:
@@ -177,6 +182,7 @@ def _bound(levels: Levels) -> int | None:
             abs(int(p) - end) for p in (point.data.min(), point.data.max()) for end in (low, high)
         ]
         return max(far)
+    # Reshapes keep the values, and so their range.
     while isinstance(point, Call) and is_reshape(point):
         point = point.args[0]
     if not isinstance(point, Call) or op_of(point) != "cast":

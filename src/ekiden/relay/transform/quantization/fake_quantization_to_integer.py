@@ -1,4 +1,4 @@
-"""Compute in integers what a model computes on numbers that were integers and become integers.
+"""Convert fake quantisation (dequantize, float operators, quantize) to integer arithmetic.
 
     qnn.quantize(nn.relu(qnn.dequantize(%x, 2f, 0)), 2f, 0)   ->   maximum(%x, 0i8)
 
@@ -48,18 +48,19 @@ LOG = logging.getLogger(__name__)
 
 
 class _Rules:
-    """The rules that one run of the pass may use."""
+    """Fake-quantisation rules available to one run of the pass."""
 
     def __init__(self, optional: Iterable[str]) -> None:
         more = OP_ATTRS.get(OPTIONAL, {})
         self.of = {name: more[name] for name in optional if name in more}
+        # Rules that always apply win over optional ones of the same operator.
         self.of |= OP_ATTRS.get(RULES, {})
 
     def has(self, expr: RelayExpr) -> bool:
         return op_of(expr) in self.of
 
     def apply(self, call: Call, types: dict[RelayExpr, AffineType]) -> RelayExpr:
-        """Return the call on integers, and note its affine type in `types`."""
+        """Convert a call to integers by its rule, and record its affine type in `types`."""
         rule = self.of[op_of(call)]
         assert callable(rule)
         quantized, kind = rule(call, types)
@@ -72,14 +73,14 @@ class _Rules:
 
 
 def _affine(call: Call, quantised: RelayExpr) -> TensorAffineType:
-    """Return the affine type that a quantize has as result, or a dequantize as input."""
+    """Return the affine type of a quantize's result or a dequantize's input."""
     kind = quantised.checked_type
     assert isinstance(kind, TensorType)
     return TensorAffineType(call.args[1], call.args[2], kind.dtype, getattr(call.attrs, "axis", -1))
 
 
 def _in_scale_of(root: Call, order: Sequence[RelayExpr]) -> set[RelayExpr]:
-    """Return the expressions whose users, down to the quantize, only move or pick their values."""
+    """Return the expressions whose values reach the quantize unchanged, only moved or selected."""
     keeps = OP_ATTRS.get(KEEPS, {})
     excluded: set[RelayExpr] = set()
     # From the quantize up: an input is excluded as soon as one user computes with its values.
@@ -91,12 +92,12 @@ def _in_scale_of(root: Call, order: Sequence[RelayExpr]) -> set[RelayExpr]:
 
 
 def _on(expr: RelayExpr, new: Mapping[RelayExpr, RelayExpr]) -> RelayExpr:
-    """Return the expression on new children, without a type if it has children."""
+    """Rebuild an expression over new children, untyped if it has any."""
     return rebuild(expr, [new.get(c, c) for c in children(expr)])
 
 
 def _in_integers(root: Call, order: Sequence[RelayExpr], rules: _Rules) -> RelayExpr:
-    """Return the region below a quantize, computed on integers."""
+    """Convert the region between dequantizes and a quantize to integer arithmetic."""
     in_scale = _in_scale_of(root, order)
     result = _affine(root, root)
     types: dict[RelayExpr, AffineType] = {}
@@ -121,7 +122,7 @@ def _in_integers(root: Call, order: Sequence[RelayExpr], rules: _Rules) -> Relay
 
 
 def _attempt(make: Callable[[], RelayExpr], old: RelayExpr, hard_fail: bool) -> RelayExpr:
-    """Return the result of `make`, or `old` if that fails.
+    """Return the result of `make`, or `old` if it fails.
 
     Raises:
         CompileError: `make` failed and `hard_fail` is set.
@@ -136,7 +137,7 @@ def _attempt(make: Callable[[], RelayExpr], old: RelayExpr, hard_fail: bool) -> 
 
 
 def _without_rule(order: Sequence[RelayExpr], rules: _Rules) -> str:
-    """Return the first operator without a rule, or "" if all have one."""
+    """Return the name of the first operator without a rule, or ""."""
     calls = (e for e in order if isinstance(e, Call))
     return next((op_of(e) or "a function" for e in calls if not rules.has(e)), "")
 
@@ -146,6 +147,7 @@ def _quantize(new: RelayExpr, rules: _Rules, hard_fail: bool) -> RelayExpr:
         return new
     assert isinstance(new, Call)
     order = fake_quantized_region(new)
+    # The region reaches something that is not dequantized.
     if order is None:
         return new
     missing = _without_rule(order, rules)
@@ -162,7 +164,7 @@ def _is_dequantized(expr: RelayExpr) -> bool:
 
 
 def _alone(new: RelayExpr, rules: _Rules) -> RelayExpr:
-    """f(dequantize(x)) -> dequantize(f'(x))"""
+    """Convert one call of dequantised operands: f(dequantize(x)) -> dequantize(f'(x))."""
     if not rules.has(new) or not OP_ATTRS.get(ALONE, {}).get(op_of(new)):
         return new
     assert isinstance(new, Call)
@@ -174,8 +176,9 @@ def _alone(new: RelayExpr, rules: _Rules) -> RelayExpr:
         return new
 
     def make() -> RelayExpr:
-        """Return the call in integers, of the type that the call of floats has."""
+        """Return the integer call, typed like the float call."""
         dequantized = _one_in_integers(new, rules)
+        # Users of the call read its type before the module is inferred again.
         dequantized.set_checked_type(new.checked_type)
         return dequantized
 
@@ -204,7 +207,8 @@ def _one_in_integers(call: Call, rules: _Rules) -> Call:
 def FakeQuantizationToInteger(  # noqa: N802
     hard_fail: bool = False, use_qat: bool = False, optional_qnn_ops: Sequence[str] = ()
 ) -> Pass:
-    """Return the pass described at the top of this file.
+    """Return a pass that converts fake quantisation to integer arithmetic (TVM's
+    FakeQuantizationToInteger).
 
     Args:
         hard_fail: Raise a CompileError for a region that cannot be computed in integers.
@@ -213,13 +217,14 @@ def FakeQuantizationToInteger(  # noqa: N802
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Return the module in integers.
+        """Convert the functions of a module.
 
         With `use_qat` single operators behind a rounding are looked at again afterwards.
         """
         rules = _Rules(optional_qnn_ops)
 
         def rewrite(body: RelayExpr) -> RelayExpr:
+            # Whole regions first: calls outside any region remain for the second walk.
             regions = rewrite_graph(body, lambda old, new: _quantize(new, rules, hard_fail))
             return (
                 rewrite_graph(regions, lambda old, new: _alone(new, rules)) if use_qat else regions

@@ -1,4 +1,4 @@
-"""Make products of the quantised dialect of those whose operands were bytes.
+"""Convert products of dequantised 8-bit operands to qnn operators.
 
     nn.dense((cast(%x u8, i32) - p) * s, (cast(W s8, i32) - q) * t)       in float32
 ->  cast(qnn.dense(%x, W, p, q), f32) * (s t)
@@ -41,7 +41,7 @@ its own do."""
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """Of a product's operands the axes that a scale may vary along, which the result has too.
+    """Operand axes of a product along which a scale may vary, mapped to axes of the result.
 
     rows: of the data, axis -> that of the result; channels: that of the weight, and of the result.
     """
@@ -53,7 +53,7 @@ class _Axes:
 
 
 def _spread(levels: Levels, parameter: RelayExpr, axis: int, at: int, rank: int) -> RelayExpr:
-    """Return a parameter in the shape that broadcasts with a result of `rank` dimensions.
+    """Reshape a quantisation parameter to broadcast with a result of `rank` dimensions.
 
     It varies along `axis` of an operand, which is axis `at` of the result.
     """
@@ -64,7 +64,7 @@ def _spread(levels: Levels, parameter: RelayExpr, axis: int, at: int, rank: int)
 
 
 def _vector(levels: Levels, channels: int) -> RelayExpr:
-    """Return the zero point of a weight in the form that the dialect takes."""
+    """Return a weight's zero point in the form that qnn operators expect."""
     point = levels.point
     if point is None:
         return const(np.int32(0))
@@ -75,7 +75,9 @@ def _vector(levels: Levels, channels: int) -> RelayExpr:
 def _product(
     call: Call, a: Levels, b: Levels
 ) -> tuple[str, Attrs, RelayExpr, RelayExpr, _Axes] | None:
-    """Return the dialect's operator, its attributes and operands, and the axes of both."""
+    """Return the qnn operator of a product with its attributes, operands and scale axes,
+    or None.
+    """
     rank = len(type_of(call).shape)
     match call.attrs:
         case DenseAttrs() as attrs:
@@ -84,6 +86,7 @@ def _product(
         case MatmulAttrs() as attrs:
             data = _turned(a.data) if attrs.transpose_a else a.data
             weight = b.data if attrs.transpose_b else _turned(b.data)
+            # In transposed data the rows lie along the last axis.
             last = a.rank - 1 if attrs.transpose_a else None
             rows = {n: n for n in range(rank - 1)} if last is None else {last: rank - 2}
             channels = (0 if attrs.transpose_b else 1, rank - 1)
@@ -112,7 +115,7 @@ def _turned(matrix: RelayExpr) -> RelayExpr:
 
 
 def _fits(a: Levels, b: Levels, axes: _Axes, is_batched: bool) -> bool:
-    """Return whether parameters vary along axes of the result alone."""
+    """Return whether scales and zero points vary only along axes of the result."""
     channels = set() if axes.channels is None or is_batched else {axes.channels[0]}
     return (
         not a.varies(a.point)
@@ -124,8 +127,9 @@ def _fits(a: Levels, b: Levels, axes: _Axes, is_batched: bool) -> bool:
 
 
 def _in_integers(call: Call) -> RelayExpr | None:
-    """Return an ordinary product as a product of the dialect, or None."""
+    """Return a product as a qnn product, or None."""
     out = type_of(call).dtype
+    # Integer sums round otherwise than sums of floats, so those need permission.
     if out not in SUMS or (out == "float32" and not allows("multiply bytes")):
         return None
     if [type_of(operand).dtype for operand in call.args[:2]] == ["uint8", "int8"]:
@@ -141,6 +145,7 @@ def _in_integers(call: Call) -> RelayExpr | None:
     if product is None or (out == "int32" and (a.scale is not None or b.scale is not None)):
         return None
     name, attrs, data, weight, axes = product
+    # A parameter along a summed axis cannot be moved out of the sum.
     if not _fits(a, b, axes, name == "qnn.batch_matmul"):
         return None
     zero = const(np.int32(0))
@@ -155,7 +160,7 @@ def _in_integers(call: Call) -> RelayExpr | None:
 
 
 def _scaled(sums: RelayExpr, a: Levels, b: Levels, axes: _Axes) -> RelayExpr:
-    """Sums as the floats that they stand for."""
+    """Multiply int32 sums by the operands' scales."""
     scales = []
     if a.scale is not None:
         axis = next(iter(a.varies(a.scale)), 0)
@@ -166,12 +171,13 @@ def _scaled(sums: RelayExpr, a: Levels, b: Levels, axes: _Axes) -> RelayExpr:
     floats = op.cast(sums, "float32")
     if not scales:
         return typed(floats)
+    # The two scales are multiplied first: constants then fold to one factor.
     factor = scales[0] if len(scales) == 1 else op.multiply(*scales)
     return typed(op.multiply(floats, factor))
 
 
 def IntegerProducts() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return a pass that converts products of dequantised operands to qnn operators."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         table = dict.fromkeys(PRODUCTS, _in_integers)

@@ -1,4 +1,5 @@
-"""What a tensor's numbers are that were bytes: those bytes, their zero point, their scale.
+"""Match quantised tensors: find the 8-bit data, zero point and scale that a float or integer
+expression stands for.
 
     multiply(cast(subtract(cast(%q u8, i32), 3), f32), 0.5f)      %q, zero point 3, scale 0.5
     transpose(qnn.dequantize(%q, 0.5f, 3))                        transpose(%q), 3, 0.5
@@ -40,14 +41,14 @@ ROUNDED = ("round", "rint", "floor", "ceil", "trunc")
 
 
 def is_reshape(expr: RelayExpr) -> bool:
-    """Return whether an expression leaves the elements of its argument in their order."""
+    """Return whether an expression only reshapes its argument."""
     row = row_of(expr)
     return row is not None and row.reshape_only
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """A tensor (data - point) * scale with data of int8 or uint8.
+    """Quantised tensor (data - zero point) * scale with int8 or uint8 data.
 
     The zero point (int32) and the scale (float32) broadcast over the data without making them
     larger; None stands for 0 and 1.
@@ -59,11 +60,11 @@ class Levels:
 
     @property
     def rank(self) -> int:
-        """Return the number of dimensions of the data."""
+        """Return the rank of the data."""
         return len(type_of(self.data).shape)
 
     def varies(self, parameter: RelayExpr | None) -> set[int]:
-        """Return the axes of the data along which a parameter has more than one element."""
+        """Return the data axes along which a parameter has more than one element."""
         if parameter is None:
             return set()
         shape = type_of(parameter).shape
@@ -71,19 +72,20 @@ class Levels:
 
 
 def type_of(expr: RelayExpr) -> TensorType:
-    """Return the type of a tensor, or one without a dtype for any other expression."""
+    """Return the tensor type of an expression, or one with an empty dtype for other values."""
     kind = typed(expr).checked_type
     return kind if isinstance(kind, TensorType) else TensorType((), "")
 
 
 def levels_of(expr: RelayExpr) -> Levels | None:
-    """Return the quantisation of a tensor with a checked type, or None.
+    """Match an expression as a quantised tensor, or return None.
 
     None means that its elements are not known to have been bytes.
     """
     above: list[tuple[Call, int]] = []
     while (levels := _bytes(expr)) is None:
         operand = _operand(expr)
+        # The limit keeps the search short in graphs that are not quantized.
         if operand is None or len(above) == MAX_STEPS:
             return None
         assert isinstance(expr, Call)
@@ -101,8 +103,8 @@ def levels_of(expr: RelayExpr) -> Levels | None:
 
 
 def _bytes(expr: RelayExpr) -> Levels | None:
-    """Return a tensor of bytes, or one whose elements are whole numbers that fit bytes, as
-    levels.
+    """Match 8-bit data, or integral values within the range of 8 bits, where the chain of operators
+    begins.
     """
     dtype = type_of(expr).dtype
     if dtype in BYTES:
@@ -118,7 +120,7 @@ def _bytes(expr: RelayExpr) -> Levels | None:
 
 
 def _known_bytes(constant: Constant) -> Levels | None:
-    """Return a constant of integers as levels, or None.
+    """Match an integer constant whose range fits 8 bits, or return None.
 
     A zero point makes room for integers of nine bits.
     """
@@ -130,6 +132,7 @@ def _known_bytes(constant: Constant) -> Levels | None:
         lower, upper = int_range(dtype) or (0, 0)
         if lower <= low and high <= upper:
             return Levels(_constant(data.astype(dtype)))
+    # No zero point brings the values into one byte.
     if high - low > int_range("uint8")[1]:  # type: ignore[index]
         return None
     # The range is shifted to begin at 0.
@@ -138,7 +141,7 @@ def _known_bytes(constant: Constant) -> Levels | None:
 
 
 def _is_whole(root: RelayExpr) -> bool:
-    """Return whether the elements of a float tensor are whole numbers.
+    """Return whether all elements of a float tensor are integers.
 
     They are if they were rounded, or are sums of rounded tensors.
     """
@@ -158,6 +161,7 @@ def _is_whole(root: RelayExpr) -> bool:
         elif name in ("clip", "add", "subtract", "minimum", "maximum") and steps < MAX_TERMS:
             assert isinstance(expr, Call)
             ends = (getattr(expr.attrs, n, 0.0) for n in ("a_min", "a_max"))
+            # A fractional bound is itself a possible result of the clip.
             if any(end != int(end) for end in ends):
                 return False
             waiting += expr.args
@@ -173,7 +177,7 @@ Step = Callable[[Levels, Call, int], Levels | None]
 
 
 def _operand(expr: RelayExpr) -> int | None:
-    """Return the argument below which the bytes of an operator are, or None.
+    """Return the index of the operator's argument that carries the quantised data, or None.
 
     It has the shape of the result, unless the operator moves elements.
     """
@@ -184,6 +188,7 @@ def _operand(expr: RelayExpr) -> int | None:
     if name in _MOVES or name in ("cast", "qnn.dequantize"):
         return 0
     shape = type_of(expr).shape
+    # An operand that is broadcast is a parameter, not the data.
     full = [
         n
         for n, arg in enumerate(expr.args)
@@ -204,8 +209,9 @@ def _constant(array: np.ndarray) -> Constant:
 
 
 def _cast(levels: Levels, call: Call, operand: int) -> Levels | None:
-    """Return the same levels in a type that holds them, or None."""
+    """Apply a cast to a dtype that represents the levels exactly, or return None."""
     dtype = type_of(call).dtype
+    # Casts of scaled values round, unless they change nothing.
     if levels.scale is not None:
         return levels if dtype == type_of(call.args[0]).dtype else None
     if dtype in WIDE:
@@ -214,7 +220,7 @@ def _cast(levels: Levels, call: Call, operand: int) -> Levels | None:
 
 
 def _whole_parameter(expr: RelayExpr) -> RelayExpr | None:
-    """Return a parameter of whole numbers as int32, or None if it is not known to be one."""
+    """Return an integral parameter as int32, or None if it is not known to be one."""
     shaped: list[Call] = []
     while isinstance(expr, Call) and (is_reshape(expr) or op_of(expr) == "cast"):
         if op_of(expr) == "cast":
@@ -227,6 +233,7 @@ def _whole_parameter(expr: RelayExpr) -> RelayExpr | None:
     if isinstance(expr, Constant):
         numbers = expr.data.astype(np.float64)
         rounded = np.rint(numbers)
+        # Sums with bytes must stay within int32.
         if not np.all(np.abs(rounded) < 1 << 30) or not np.array_equal(rounded, numbers):
             return None
         parameter: RelayExpr = _constant(rounded.astype(np.int32))
@@ -242,9 +249,7 @@ def _whole_parameter(expr: RelayExpr) -> RelayExpr | None:
 
 def _moved(sign: int) -> Step:
     def step(levels: Levels, call: Call, operand: int) -> Levels | None:
-        """Move the zero point by the parameter that is added to the bytes or subtracted
-        from them.
-        """
+        """Shift the zero point by the parameter added to or subtracted from the data."""
         dtype = type_of(call).dtype
         by = _whole_parameter(call.args[1 - operand])
         # int16 holds bytes less a byte; sums of more than it holds wrap
@@ -252,6 +257,7 @@ def _moved(sign: int) -> Step:
         if levels.scale is not None or by is None or not is_safe:
             return None
         by = by if sign < 0 else typed(op.negative(by))
+        # Negated at once, so that the zero point stays a constant that later steps can read.
         if isinstance(by, Call) and isinstance(by.args[0], Constant) and sign > 0:
             by = _constant(-by.args[0].data)
         point = by if levels.point is None else typed(op.add(levels.point, by))
@@ -261,7 +267,7 @@ def _moved(sign: int) -> Step:
 
 
 def _fits_short(point: RelayExpr) -> bool:
-    """Return whether bytes less a zero point fit int16, whichever bytes they are."""
+    """Return whether 8-bit data less a zero point always fits int16."""
     while isinstance(point, Call) and is_reshape(point):
         point = point.args[0]
     if isinstance(point, Constant):
@@ -278,7 +284,7 @@ def _scaled(levels: Levels, call: Call, operand: int) -> Levels | None:
 
 
 def _dequantized(levels: Levels, call: Call, operand: int) -> Levels | None:
-    """Scales and zero points that are vectors run along an axis."""
+    """Apply a qnn.dequantize, whose vector parameters run along its axis."""
     if levels.point is not None or getattr(call.attrs, "out_dtype", "float32") != "float32":
         return None
     axis, rank = int(getattr(call.attrs, "axis", -1)) % max(levels.rank, 1), levels.rank
@@ -292,9 +298,10 @@ def _dequantized(levels: Levels, call: Call, operand: int) -> Levels | None:
 
 
 def _rearranged(levels: Levels, call: Call, operand: int) -> Levels | None:
-    """Bytes in another order; parameters that vary follow where each axis stays one."""
+    """Apply a data movement; varying parameters follow where axes are preserved."""
     parameters = [levels.point, levels.scale]
     if any(map(levels.varies, parameters)):
+        # A reshape can merge the axis of a parameter with others.
         if op_of(call) not in AXES:
             return None
         parameters = [p and _followed(levels, call, p) for p in parameters]
@@ -315,10 +322,11 @@ def _scalar(parameter: RelayExpr) -> RelayExpr:
 
 
 def _padded(levels: Levels, call: Call, operand: int) -> Levels | None:
-    """Turn a border of zeros into a border of the zero point."""
+    """Apply a padding: a border of zeros becomes one of the zero point."""
     border = call.args[1]
     is_zero = isinstance(border, Constant) and not np.any(border.data)
     mode = getattr(call.attrs, "pad_mode", "constant")
+    # A border has one value, so it cannot follow several zero points.
     if any(map(levels.varies, (levels.point, levels.scale))) or (
         mode == "constant" and not is_zero
     ):
@@ -327,6 +335,7 @@ def _padded(levels: Levels, call: Call, operand: int) -> Levels | None:
     point = None if levels.point is None else _scalar(levels.point)
     if isinstance(point, Constant):
         low, high = int_range(dtype) or (0, 0)
+        # The border would need a byte that does not exist.
         if not low <= int(point.data) <= high:
             return None
     elif isinstance(point, Call) and type_of(point.args[0]).dtype != dtype:

@@ -1,4 +1,4 @@
-"""Requantise sums by one factor: what scales them back to floats and what quantises these again.
+"""Merge the dequantising and requantising scales of integer sums into one factor.
 
     round(divide(add(multiply(cast(%sums), s), b), y))
 ->  round(add(multiply(cast(%sums), s / y), b / y))
@@ -12,8 +12,8 @@ channels are summed the whole kernel waited for it. Engines that have such a pro
 scale once. Of a sum each term is scaled, so that a residual is scaled once, too.
 
 Only what is rounded to a level next, as results differ by a rounding: of sums that end between two
-levels either may come. A division of anything else stays: inputs that are written in decimals
-(0.15 / 0.1) do end there.
+levels either may come. A division of anything else stays: inputs that are written in decimals (0.15
+/ 0.1) do end there.
 
 The second gives the same levels, as bounds that are whole numbers may be taken before rounding: so
 processors round and convert by one instruction, and zero points are added to integers. What is no
@@ -55,7 +55,7 @@ Merge = Callable[[Array, Array], Array | None]
 
 
 class _Terms:
-    """Rewrites the roundings of one graph."""
+    """Rewriter of the round operators of one graph."""
 
     def __init__(self, root: RelayExpr) -> None:
         self.order = evaluation_order(root)
@@ -68,17 +68,19 @@ class _Terms:
         self.new: dict[RelayExpr, RelayExpr] = {}
 
     def run(self, root: RelayExpr) -> RelayExpr:
-        """Return the graph with fewer factors."""
+        """Return the graph with merged factors."""
         for expr in self.order:
             name = op_of(expr)
             changed = self._requantized(expr) if name == "round" else None
+            # In evaluation order, so that operands have been rewritten before.
             changed = self._levels(expr) if name == "cast" else changed
             self.new[expr] = changed or with_children(expr, self.new)
         return self.new[root]
 
     def _is_scalable(self, expr: RelayExpr) -> bool:
-        """Return whether a factor of an expression can go into constants of it; its operands have
-        been asked."""
+        """Return whether a factor of an expression can be absorbed by its constants, given the same
+        of its operands.
+        """
         if isinstance(expr, Constant):
             return is_float(str(expr.data.dtype))
         row, kind = row_of(expr), expr.checked_type_or_none()
@@ -92,14 +94,15 @@ class _Terms:
         return (is_sum or is_unary) and all(map(self._is_own, expr.args))
 
     def _is_own(self, expr: RelayExpr) -> bool:
-        """Return whether an expression is scalable and read once: others were computed twice."""
+        """Return whether an expression can absorb a factor and has a single use."""
         return id(expr) in self.scalable and (
             isinstance(expr, Constant) or self.uses[id(expr)] == 1
         )
 
     def _levels(self, expr: RelayExpr) -> RelayExpr | None:
-        """Return a conversion of rounded and clipped floats to bytes as one of int32 to which the
-        zero point is added; None for another."""
+        """Rewrite a conversion of rounded and clipped floats to 8 bits so that the zero point is
+        added in int32, or return None.
+        """
         assert isinstance(expr, Call)
         kind, (clipped,) = expr.checked_type, expr.args
         bounds = clipped.attrs if isinstance(clipped, Call) else None
@@ -111,8 +114,10 @@ class _Terms:
         rounding, point = self._rounding(clipped.args[0])
         if rounding is None:
             return None
+        # The bounds apply before the zero point is added.
         low, high = bounds.a_min - point, bounds.a_max - point
         least, most = int_range(kind.dtype) or (0, 0)
+        # With whole bounds clipping before the rounding gives the same result as after it.
         is_whole = all(float(end).is_integer() for end in (bounds.a_min, bounds.a_max, point))
         if not is_whole or not least <= bounds.a_min <= bounds.a_max <= most:
             return None
@@ -123,13 +128,15 @@ class _Terms:
         return typed(op.cast(levels, kind.dtype).with_fields(span=expr.span))
 
     def _rounding(self, expr: RelayExpr) -> tuple[Call | None, float]:
-        """Return the rounding, of float32 and read once, and the constant number that is added to
-        it; (None, 0) for anything else."""
+        """Match a single-use float32 round plus a constant zero point; return (None, 0)
+        otherwise.
+        """
         point = 0.0
         row = row_of(expr)
         if row is not None and row.linear is Linear.SHIFTS and self.uses[id(expr)] == 1:
             assert isinstance(expr, Call)
             expr, shift = expr.args
+            # A zero point per channel does not fit one pair of bounds.
             if not isinstance(shift, Constant) or shift.data.size != 1:
                 return None, 0.0
             point = float(shift.data.reshape(()))
@@ -139,8 +146,7 @@ class _Terms:
         return (expr, point) if is_own and isinstance(expr, Call) else (None, 0.0)
 
     def _requantized(self, rounding: RelayExpr) -> RelayExpr | None:
-        """Return a rounding of terms that have the factor in their constants; None where there is
-        no factor, or where it has no such terms."""
+        """Merge the factor under a round into the constants of its terms, or return None."""
         assert isinstance(rounding, Call)
         (levels,) = rounding.args
         row = row_of(levels)
@@ -154,14 +160,14 @@ class _Terms:
         if not isinstance(factor, Constant) or factor.data.size != 1 or not self._is_own(data):
             return None
         value = factor.data.reshape(())
+        # A negative factor would turn minima and maxima around.
         if isinstance(data, Constant) or not value > 0:
             return None
         terms = self._scaled(data, value, merged_quotient if is_quotient else merged_product)
         return None if terms is None else typed(rounding.with_fields(args=(terms,)))
 
     def _scaled(self, root: RelayExpr, factor: Array, merge: Merge) -> RelayExpr | None:
-        """Return the terms with the factor in their constants; None where one of those leaves its
-        range."""
+        """Return the terms with scaled constants; None where one leaves its range."""
         scaled: dict[RelayExpr, RelayExpr] = {}
         for expr in self._terms(root):
             row = row_of(expr)
@@ -175,7 +181,7 @@ class _Terms:
         return scaled[root]
 
     def _terms(self, root: RelayExpr) -> list[RelayExpr]:
-        """Return what a factor of `root` changes, operands first."""
+        """Return the expressions that a factor of `root` reaches, in post-order."""
         order: list[RelayExpr] = []
         stack = [root]
         while stack:
@@ -187,7 +193,9 @@ class _Terms:
         return order[::-1]
 
     def _with_factor(self, expr: RelayExpr, factor: Array, merge: Merge) -> RelayExpr | None:
-        """Return a constant, or a product with one, scaled; None where it leaves its range."""
+        """Return a scaled constant, or a product with its constant scaled; None where it leaves its
+        range.
+        """
         if isinstance(expr, Constant):
             value = merge(expr.data, factor.astype(expr.data.dtype))
             return None if value is None else typed(Constant(np.asarray(value), span=expr.span))
@@ -196,13 +204,14 @@ class _Terms:
         changed = self._with_factor(expr.args[which], factor, merge)
         if changed is None:
             return None
+        # Only the constant changes; the other operand is the rewritten one.
         args = [self.new[arg] for arg in expr.args]
         args[which] = changed
         return typed(expr.with_fields(args=tuple(args)))
 
 
 def MergeRequantization() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that merges dequantisation and requantisation scales."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         if not allows("requantise by one factor", context):

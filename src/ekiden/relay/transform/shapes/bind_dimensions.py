@@ -1,4 +1,4 @@
-"""Name the unknown dimensions of tensors, so that what operators make of them has a known shape.
+"""Bind unknown dimensions of tensors to symbols, so that shapes computed from them are known.
 
 def @f(%x: Tensor[(?, 2), float32]) { let %y = @g(%x); add(nn.relu(%x), %y) }
 -> def @f(%x: Tensor[(?, 2), float32]) {
@@ -54,14 +54,14 @@ from ekiden.topi.dimensions import as_ints, is_any
 
 
 def has_unknown(kind: Type | None) -> bool:
-    """Return whether a tensor, or one in a tuple, has an unknown dimension."""
+    """Return whether a tensor type, or one in a tuple, has an unknown dimension."""
     if isinstance(kind, TupleType):
         return any(map(has_unknown, kind.fields))
     return isinstance(kind, TensorType) and any(map(is_any, kind.shape))
 
 
 def _same(a: Type, b: Type) -> bool:
-    """Return whether two types of tensors and tuples are equal."""
+    """Return whether two types of tensors or tuples are equal."""
     if isinstance(a, TupleType) and isinstance(b, TupleType) and len(a.fields) == len(b.fields):
         return all(map(_same, a.fields, b.fields))
     if not isinstance(a, TensorType) or not isinstance(b, TensorType):
@@ -74,27 +74,30 @@ def _same_dim(a: PrimExpr, b: PrimExpr) -> bool:
 
 
 def _named(kind: TensorType, symbols: Iterator[PrimExpr]) -> TensorType:
-    """Return the type with symbols for its unknown dimensions."""
+    """Substitute symbols for the unknown dimensions of a type."""
     dims = tuple(next(symbols) if is_any(d) else d for d in kind.shape)
     return TensorType(dims, kind.dtype)
 
 
 class _Symbols:
-    """New names of dimensions, each once in a function: errors at run time show them."""
+    """Factory of dimension symbols whose names are unique in a function, since run-time errors show
+    them.
+    """
 
     def __init__(self) -> None:
         self._used: dict[str, int] = {}
 
     def named(self, name: str) -> PrimExpr:
-        """Return a symbol of that name, with a number after it if the name is in use."""
+        """Return a fresh symbol of that name, numbered if the name is in use."""
         while name in self._used:
             self._used[name] += 1
             name = f"{name}_{self._used[name]}"
+        # The numbered name may be asked for later as well.
         self._used[name] = 0
         return SizeVar(name)
 
     def of(self, call: Call) -> Iterator[PrimExpr]:
-        """Symbols for the dimensions of an operator's result."""
+        """Yield fresh symbols for the dimensions of an operator's result."""
         assert isinstance(call.op, Op)
         hint = call.op.name.rpartition(".")[2]
         return (self.named(f"{hint}_{n}") for n in count())
@@ -113,10 +116,10 @@ def _field(value: RelayExpr, index: int) -> RelayExpr:
 
 
 class _Binder:
-    """Rewrites one function and those inside it.
+    """Rewriter that binds the dimensions of one function and its nested functions.
 
-    An expression has up to two forms: plain, of the type it had, and refined, whose dimensions
-    have names.
+    An expression has up to two forms: plain, of the type it had, and refined, whose dimensions have
+    names.
     """
 
     def __init__(self, root: Function) -> None:
@@ -131,17 +134,18 @@ class _Binder:
         self._values = {e.var: e.value for e in order if isinstance(e, Let)}
 
     def run(self) -> Function:
-        """Return the function with named dimensions."""
+        """Return the function with bound dimensions."""
         for expr in self._order:
             if not is_atom(expr):
                 self._visit(expr)
         return self.root.with_fields(body=self._wrap(self.root.params, self.root.body))
 
     def plain(self, expr: RelayExpr) -> RelayExpr:
-        """Return the form of an expression that has its original type."""
+        """Return the form of an expression with its original type."""
         if is_atom(expr):
             return expr
         if expr not in self._plain:
+            # Tuples are rebuilt from plain fields, so no field needs a conversion.
             if isinstance(expr, Tuple):
                 form = infer_here(Tuple(tuple(map(self.plain, expr.fields)), expr.span))
             elif isinstance(expr, TupleGetItem) and expr.tuple_value not in self._refined:
@@ -152,7 +156,7 @@ class _Binder:
         return self._plain[expr]
 
     def refined(self, expr: RelayExpr) -> RelayExpr:
-        """Return the form of an expression that operators read."""
+        """Return the form of an expression with bound dimensions, which operators read."""
         # A name of a name has the dimensions of the first.
         while isinstance(expr, Var) and isinstance(self._values.get(expr), Var):
             expr = self._values[expr]
@@ -171,13 +175,14 @@ class _Binder:
         assert kind is not None
         if isinstance(expr, Var):
             value = self._values.get(expr)
+            # An annotation declares the type that readers see, so it hides that of the value.
             if value is not None and _is_data(value) and expr.type_annotation is None:
                 return self.refined(value)
             return self._variable(expr, expr, kind, expr)
         return _matched(self.plain(expr), kind, self._symbols)
 
     def _variable(self, of: Var, value: RelayExpr, kind: Type, origin: Var) -> RelayExpr:
-        """Return the named form of a variable, bound right after it."""
+        """Bind the dimensions of a variable right after its own binding."""
         if isinstance(kind, TupleType):
             fields = [
                 self._variable(of, infer_here(TupleGetItem(value, n)), k, origin)
@@ -194,7 +199,7 @@ class _Binder:
         return name
 
     def _wrap(self, variables: Sequence[Var], body: RelayExpr) -> RelayExpr:
-        """Return a scope that begins with the names of variables."""
+        """Prepend the dimension bindings of variables to a scope."""
         named = [b for v in variables for b in self._bindings.pop(v, ())]
         return build_lets(named, self.plain(body))
 
@@ -232,10 +237,11 @@ class _Binder:
         return rebuilt
 
     def _region(self, call: Call, region: Function) -> RelayExpr:
-        """Return the call of a region, for the named dimensions of its arguments."""
+        """Specialise an external compiler's region to the bound dimensions of its arguments."""
         args = tuple(map(self.refined, call.args))
         if not has_unknown(call.checked_type):
             return with_children(call, {arg: self.plain(arg) for arg in call.args})
+        # An external region is typed for the named dimensions of its arguments.
         specialized = specialize(region, [arg.checked_type for arg in args])
         called = Call(specialized, args, None, (), call.span)
         called.set_checked_type(specialized.body.checked_type)
@@ -247,6 +253,7 @@ class _Binder:
         refined = call
         if any(a is not b for a, b in zip(args, call.args, strict=True)):
             refined = Call(call.op, args, call.attrs, call.type_args, call.span)
+            # Named dimensions of arguments may determine those of the result.
             infer_here(refined)
         assert isinstance(call.op, Op)
         definition = call.op.definition
@@ -259,20 +266,21 @@ class _Binder:
 
 
 def is_region(function: RelayExpr) -> bool:
-    """Return whether a function in place is a region for an external compiler: as an operator's
-    call, a call of it gives what follows from its arguments."""
+    """Return whether a callee is an inline region of an external compiler, whose result follows
+    from its arguments.
+    """
     return isinstance(function, Function) and function.attr("Compiler") is not None
 
 
 def _is_data(value: RelayExpr) -> bool:
-    """Return whether a value is the result of an operator or region, or made of values in place."""
+    """Return whether a value is an operator's or region's result, or a tuple or projection."""
     if isinstance(value, Call):
         return isinstance(value.op, Op) or is_region(value.op)
     return isinstance(value, (Tuple, TupleGetItem))
 
 
 def _retyped(value: RelayExpr, kind: Type) -> RelayExpr:
-    """Return a value under a less specific type."""
+    """Return a value under its less specific type, by forget_shape."""
     if _same(value.checked_type, kind):
         return value
     if isinstance(kind, TupleType):
@@ -283,7 +291,7 @@ def _retyped(value: RelayExpr, kind: Type) -> RelayExpr:
 
 
 def _matched(value: RelayExpr, kind: Type, symbols: _Symbols, hint: str = "d") -> RelayExpr:
-    """Return a value with names for its unknown dimensions."""
+    """Bind the unknown dimensions of a value to fresh symbols, by match_shape."""
     if not has_unknown(kind):
         return value
     if isinstance(kind, TupleType):
@@ -297,9 +305,7 @@ def _matched(value: RelayExpr, kind: Type, symbols: _Symbols, hint: str = "d") -
 
 
 def _bound(call: Call, fresh: _Symbols) -> RelayExpr:
-    """Return a call of an operator whose declaration computes the unknown dimensions from
-    arguments.
-    """
+    """Bind the result dimensions of an operator that its shape function computes from arguments."""
     assert isinstance(call.op, Op)
     names = fresh.of(call)
     constants = _constant_dims(call)
@@ -309,6 +315,7 @@ def _bound(call: Call, fresh: _Symbols) -> RelayExpr:
     if None not in constants:
         return infer_here(Call(call.op, call.args, attrs, call.type_args, call.span))
     *first, last = call.args
+    # A zero marks a dimension that is constant and needs no binding.
     unknown = tuple(s if d is None else const(0) for s, d in zip(symbols, constants, strict=True))
     after = bind_dims(last, call.args, unknown, call.op.name, call.attrs)
     bound = Call(
@@ -322,7 +329,7 @@ def _bound(call: Call, fresh: _Symbols) -> RelayExpr:
 
 
 def _constant_dims(call: Call) -> list[PrimExpr | None]:
-    """Return the unknown dimensions of an operator's result that follow from constant arguments.
+    """Return the result dimensions that follow from constant arguments, None for each other.
 
     Others are None.
     """
@@ -338,7 +345,7 @@ def _constant_dims(call: Call) -> list[PrimExpr | None]:
     dims, conditions = call.op.definition.dims(call.attrs, inputs)
 
     def read(expr: PrimExpr) -> PrimExpr:
-        """Return the element of a constant that a load reads."""
+        """Fold a load from a constant buffer."""
         if isinstance(expr, BufferLoad) and expr.buffer in buffers:
             data = buffers[expr.buffer]
             return const(data[as_ints(expr.indices)].item(), expr.dtype)
@@ -353,8 +360,11 @@ def _constant_dims(call: Call) -> list[PrimExpr | None]:
 
 
 def _cut(call: Call, padded: str, fresh: _Symbols) -> RelayExpr:
-    """Return a call of an operator through its padded form, cut to the actual size."""
+    """Call the padded form of an operator with data-dependent result size, and slice its result to
+    the actual size.
+    """
     assert isinstance(call.op, Op)
+    # The padded result has a static shape: its size is an upper bound.
     largest = infer_here(Call(get(padded), call.args, call.attrs, (), call.span))
     kinds = largest.checked_type
     assert isinstance(kinds, TupleType)
@@ -387,6 +397,7 @@ def _taken(value: RelayExpr, kind: Type, symbols: Iterator[PrimExpr]) -> RelayEx
 
 def _bind(function: Function) -> Function:
     kinds = (e.checked_type_or_none() for e in evaluation_order(function.body))
+    # Rewriting would only copy the function.
     if not any(map(has_unknown, kinds)):
         return function
     return _Binder(function).run()
@@ -399,5 +410,5 @@ def _bind_dimensions(module: IRModule, context: PassContext) -> IRModule:
 
 
 def BindDimensions() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return a pass that binds unknown dimensions to symbols."""
     return _bind_dimensions

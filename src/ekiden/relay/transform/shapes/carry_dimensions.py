@@ -1,4 +1,4 @@
-"""Give kernels an argument for every dimension that their attributes are made of.
+"""Pass kernels an argument for every symbolic dimension that their attributes use.
 
 A kernel reads dimensions off the shapes of its arguments and results. Where an attribute needs
 another one, a tensor that has it becomes one more argument, of which only the shape is read:
@@ -36,7 +36,7 @@ from ekiden.relay.transform.memory.manifest_alloc import primitive_of, tensor_ty
 
 
 def attribute_dimensions(attrs: Attrs | None) -> Iterator[PrimExpr]:
-    """Yield the scalar expressions in attributes."""
+    """Yield the scalar expressions in an operator's attributes."""
     waiting: list[object] = [attrs]
     while waiting:
         match waiting.pop():
@@ -49,13 +49,14 @@ def attribute_dimensions(attrs: Attrs | None) -> Iterator[PrimExpr]:
 
 
 def missing_dimensions(function: Function) -> list[Symbol]:
-    """Return the symbols in attributes of a primitive function that its types do not show.
+    """Return the symbols in a primitive function's attributes that its types do not determine.
 
     A symbol is shown alone as a dimension, or within an expression that is in both.
     """
     kinds = [*(p.checked_type for p in function.params), function.body.checked_type]
     dims = [d for k in kinds for t in tensor_types(k) for d in t.shape]
     plain = {d for d in dims if isinstance(d, Symbol)}
+    # A compound dimension is read off its tensor as a whole, without its symbols.
     compound = [d for d in dims if not isinstance(d, Symbol) and children(d)]
     calls = [e for e in evaluation_order(function.body) if isinstance(e, Call)]
     waiting = [d for c in calls for d in attribute_dimensions(c.attrs)]
@@ -71,13 +72,13 @@ def missing_dimensions(function: Function) -> list[Symbol]:
 
 
 def _shown(kind: Type) -> Iterator[Symbol]:
-    """Yield the symbols that are dimensions of the tensors in a type."""
+    """Yield the symbols that a type's tensors determine."""
     if isinstance(kind, (TensorType, TupleType)) and _is_flat(kind):
         yield from (d for t in tensor_types(kind) for d in t.shape if isinstance(d, Symbol))
 
 
 def _is_flat(kind: Type) -> bool:
-    """Return whether a type consists of tensors alone."""
+    """Return whether a type consists of tensors and tuples alone."""
     if isinstance(kind, TupleType):
         return all(map(_is_flat, kind.fields))
     return isinstance(kind, TensorType)
@@ -92,11 +93,12 @@ def _typed(expr: _E, kind: Type) -> _E:
 
 
 class _Carrier:
-    """One function: where its symbols can be read."""
+    """Rewriter of one function, with the variables whose shapes determine each symbol."""
 
     def __init__(self, params: Iterable[Var]) -> None:
         self.params: dict[Symbol, Var] = {}
         for param in params:
+            # The first tensor that shows a symbol is the one that is passed on.
             self._note(param, self.params)
 
     def _note(self, variable: Var, holders: dict[Symbol, Var]) -> None:
@@ -105,18 +107,19 @@ class _Carrier:
             holders.setdefault(symbol, variable)
 
     def chain(self, chain: Chain, is_function_body: bool) -> Chain:
-        """Return a chain whose kernels have all the dimensions that they need."""
+        """Return a chain whose kernels receive all the dimensions they need."""
         holders, bindings = dict(self.params), list[Binding]()
         for variable, value in chain.bindings:
             bindings.extend(self._binding(variable, value, holders))
+            # Only now: a kernel cannot read its own result's shape.
             self._note(variable, holders)
         return Chain(bindings, chain.result)
 
     def _binding(
         self, variable: Var, value: RelayExpr, holders: dict[Symbol, Var]
     ) -> Iterator[Binding]:
-        """Yield the binding of a kernel's result, after that of a tensor that shows its
-        dimensions.
+        """Yield the binding of a kernel call, after a tensor that carries its undetermined
+        symbols.
         """
         function = primitive_of(value)
         missing = missing_dimensions(function) if function is not None else []
@@ -135,6 +138,7 @@ class _Carrier:
         # Several symbols may be read off one tensor.
         added = list(dict.fromkeys(holders[s] for s in missing))
         params = [_typed(Var(p.name_hint, p.checked_type), p.checked_type) for p in added]
+        # The kernel reads the shape of the added arguments alone, never their data.
         wider = function.with_fields(params=(*function.params, *params))
         call = value.with_fields(op=wider, args=(*value.args, *added))
         yield variable, _typed(call, value.checked_type)
@@ -157,5 +161,5 @@ def _carry_dimensions(module: IRModule, context: PassContext) -> IRModule:
 
 
 def CarryDimensions() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that passes kernels the dimensions in their attributes."""
     return _carry_dimensions

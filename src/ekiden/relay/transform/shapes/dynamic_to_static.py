@@ -1,4 +1,4 @@
-"""Give operators whose shape is data the shape itself, where it can be computed now.
+"""Replace dynamic operators by static ones where their shape arguments are constants.
 
     dyn.reshape(%x, shape_of(%y))   ->   reshape(%x, newshape=[8, 3])   %y: Tensor[(8, 3), float32]
 
@@ -33,12 +33,13 @@ from ekiden.relay.visitor import children, rebuild, type_post_order
 
 
 def _static(call: Call) -> RelayExpr:
-    """Return a call whose sizes are constants through the function of relay.op with attributes.
+    """Return a call with constant size arguments as a call of the static operator.
 
     Other calls stay as they are.
     """
     assert isinstance(call.op, Op)
     names, sizes = call.op.definition.arguments, call.op.definition.sizes
+    # A size that is computed at run time stays an argument.
     if not sizes or not all(isinstance(call.args[i], Constant) for i in sizes):
         return call
     function = attrgetter(call.op.name.removeprefix("dyn."))(op)
@@ -54,9 +55,7 @@ def _static(call: Call) -> RelayExpr:
 
 
 def dynamic_to_static(root: RelayExpr) -> RelayExpr:
-    """Return an expression with types in static form; everything around it must be
-    inferred again.
-    """
+    """Return an expression with static operators; everything around it needs type inference."""
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):
         rebuilt = rebuild(expr, [new.get(c, c) for c in children(expr)])
@@ -87,17 +86,18 @@ def _has_typed_operands(expr: RelayExpr) -> bool:
 
 
 def _on_function(function: Function) -> Function:
-    """Return a function in static form; a result of unknown dimensions is inferred again."""
+    """Rewrite a function to static operators; a result type with unknown dimensions is dropped."""
     static = on_body(dynamic_to_static)(function)
     kinds = type_post_order(static.ret_type) if static.ret_type is not None else []
     unknown = any(
         isinstance(d, AnyDim) for k in kinds if isinstance(k, TensorType) for d in k.shape
     )
+    # The declared type would keep the dimension unknown.
     return static.with_fields(ret_type=None) if unknown else static
 
 
 def DynamicToStatic() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that makes dynamic operators static (TVM's DynamicToStatic)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
         return infer_type(map_functions(module, _on_function))

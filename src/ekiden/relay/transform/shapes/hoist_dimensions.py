@@ -1,12 +1,12 @@
-"""Give parameters the names of dimensions that their function gives them at its beginning.
+"""Hoist match_shape of parameters into the parameter types.
 
 fn (%x: Tensor[(?, 2), float32]) { let %y = vm.match_shape(%x, shape=(x_0, 2)); nn.relu(%y) }
 -> fn (%x: Tensor[(x_0, 2), float32]) { nn.relu(%x) }
 
 So all that depends on them is known at entry. What the type of a parameter says already stays: a
 match that names a dimension which has a name or is a number, or gives it the name or number that
-something else has, checks it, and is left where it is. The types of the
-callers stay as they are: this comes after the last type inference.
+something else has, checks it, and is left where it is. The types of the callers stay as they are:
+this comes after the last type inference.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _at(kind: Type, path: tuple[int, ...]) -> TensorType:
 def _named(
     own: Sequence[PrimExpr], declared: Sequence[PrimExpr], in_use: set[SizeVar]
 ) -> tuple[PrimExpr, ...] | None:
-    """Return a shape with its unknown dimensions taken from a declared one, or None.
+    """Fill the unknown dimensions of a shape from a declared one, or return None.
 
     None means that the declared shape contradicts a known dimension, or that an unknown one would
     become anything but a new name.
@@ -66,7 +66,7 @@ def _refined(kind: Type, path: tuple[int, ...], shape: tuple[PrimExpr, ...]) -> 
 
 
 class _Hoist:
-    """The names that one function gives to its parameters."""
+    """Hoister of the dimension names that one function binds for its parameters."""
 
     def __init__(self, params: tuple[Var, ...], body: RelayExpr) -> None:
         self.places: dict[RelayExpr, Place] = {p: (p, ()) for p in params}
@@ -77,7 +77,7 @@ class _Hoist:
         self.chain.bindings = [(v, self._binding(v, value)) for v, value in self.chain.bindings]
 
     def _binding(self, variable: Var, value: RelayExpr) -> RelayExpr:
-        """Return the value of a binding, after noting the names that it gives a parameter."""
+        """Return a binding's value, after hoisting the names that it binds for a parameter."""
         if isinstance(value, TupleGetItem) and value.tuple_value in self.places:
             param, path = self.places[value.tuple_value]
             self.places[variable] = (param, (*path, value.index))
@@ -87,11 +87,13 @@ class _Hoist:
             return value
         assert isinstance(value, Call) and isinstance(value.attrs, MatchShapeAttrs)
         position = self.places.get(value.args[0])
+        # A second match of the same tensor is a check, and stays in the body.
         if position is None or position in self.done:
             return value
         param, path = position
         shape = _named(_at(self.kinds[param], path).shape, value.attrs.shape, self.known)
         if shape is None:
+            # Later matches that use these names are checks.
             self.known.update(d for d in value.attrs.shape if isinstance(d, SizeVar))
             return value
         self.known.update(d for d in shape if isinstance(d, SizeVar))
@@ -101,7 +103,7 @@ class _Hoist:
         return value.args[0]
 
     def rewritten(self) -> tuple[dict[RelayExpr, RelayExpr], RelayExpr]:
-        """Return the new parameters by the old ones, and the body."""
+        """Return the new parameters by old ones, and the body."""
         new: dict[RelayExpr, RelayExpr] = {}
         for param in {p for p, _ in self.done}:
             renamed = Var(param.name_hint, self.kinds[param], param.span)
@@ -110,6 +112,7 @@ class _Hoist:
         bindings: list[Binding] = []
         for variable, value in self.chain.bindings:
             if isinstance(value, Var) and value in new:
+                # The match became the parameter itself: its name is an alias.
                 new[variable] = new[value]
             else:
                 bindings.append((variable, value))
@@ -146,5 +149,5 @@ def _hoist_dimensions(module: IRModule, context: PassContext) -> IRModule:
 
 
 def HoistDimensions() -> Pass:  # noqa: N802
-    """The pass described at the top of this file."""
+    """Return a pass that hoists the dimension names of parameters into their types."""
     return _hoist_dimensions

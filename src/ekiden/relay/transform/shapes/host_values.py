@@ -1,4 +1,4 @@
-"""Find the control values of a program: integers that are better computed on the host.
+"""Find control values: small integers that are better computed on the host.
 
     @loop(%i, %x) { if (less(%i, 10)) { @loop(add(%i, 1), exp(%x)) } else { %x } }
 ->  %i, add(%i, 1) and less(%i, 10) are on the host, %x and exp(%x) where the program runs
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class HostReason(Enum):
-    """Why an operator runs on the host of a program that has other devices."""
+    """Reason why an operator runs on the host of a heterogeneous program."""
 
     CONTROL = "decides what runs next or how large a tensor is"
     SHAPE = "reads shapes, which the host has"
@@ -50,8 +50,9 @@ MAX_CONTROL_ELEMENTS = 16
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """A call of a kernel: the places of its results and of its arguments that are no constants, and
-    whether the host computes it as fast as it starts a kernel."""
+    """Kernel call with the domains of its results and non-constant arguments, and whether it is
+    cheap on the host.
+    """
 
     results: tuple[DeviceDomain, ...]
     arguments: tuple[DeviceDomain, ...]
@@ -59,20 +60,22 @@ class Step:
 
 
 def is_few_integers(kind: Type) -> bool:
-    """Return whether a type, or what a reference of it holds, is integers or booleans of at most
-    MAX_CONTROL_ELEMENTS known elements."""
+    """Return whether a type, or the contents of a reference, is integers or booleans of at most
+    MAX_CONTROL_ELEMENTS elements.
+    """
     while isinstance(kind, RelayRefType):
         kind = kind.value
     if isinstance(kind, TupleType):
         return all(map(is_few_integers, kind.fields))
     if not isinstance(kind, TensorType) or not kind.dtype.startswith(("int", "uint", "bool")):
         return False
+    # An unknown dimension could be any number of elements.
     sizes = [d.value for d in kind.shape if isinstance(d, IntImm)]
     return len(sizes) == len(kind.shape) and prod(sizes) <= MAX_CONTROL_ELEMENTS
 
 
 def is_cheap(call: Call) -> bool:
-    """Return whether a kernel is elementwise, moves elements or reduces: no product, no sort."""
+    """Return whether a kernel is elementwise, a data movement or a reduction."""
     return not isinstance(call.op, Op) or call.op.definition.pattern <= OpPattern.COMM_REDUCE
 
 
@@ -82,8 +85,9 @@ def host_domains(
     needs: Iterable[DeviceDomain],
     entry: Iterable[DeviceDomain],
 ) -> list[DeviceDomain]:
-    """Return the places that go to the host, of `every` one that is nowhere yet. `needs` are places
-    that the host reads, `entry` those of what the program's caller gives."""
+    """Return the unplaced domains of `every` that belong on the host. `needs` are places that the
+    host reads, `entry` those of what the program's caller gives.
+    """
     makers: dict[DeviceDomain, list[Step]] = defaultdict(list)
     readers: dict[DeviceDomain, list[Step]] = defaultdict(list)
     for step in steps:
@@ -91,12 +95,13 @@ def host_domains(
             makers[domain].append(step)
         for domain in step.arguments:
             readers[domain].append(step)
+    # Domains are merged during unification, so only their roots can be compared.
     inputs = {domain_in_entry.root() for domain_in_entry in entry}
     pending = [domain_in_needs.root() for domain_in_needs in needs]
     qualified = {p: None for p in every if _may_qualify(p, p in makers or p in inputs)}
 
     def is_unfit(step: Step) -> bool:
-        """Return whether a step is not cheap, or reads values computed on a device."""
+        """Return whether a step is expensive or reads values computed on a device."""
         return not step.is_cheap or any(
             p not in qualified and not _is_on_host(p) for p in step.arguments
         )
@@ -108,12 +113,14 @@ def host_domains(
             if domain in qualified:
                 del qualified[domain]
                 waiting += (step for step in readers[domain] if is_unfit(step))
+    # No kernel computes these, so the host has them without a copy.
     pinned = {p: None for p in qualified if p.reads_pinned and p not in makers and p not in inputs}
     visited: set[DeviceDomain] = set()
     # From the values that the host reads back to all that they are computed from.
     while pending:
         domain = pending.pop()
         given_by = makers.get(domain, [])
+        # Without the set of visited places a loop would be followed without end.
         if domain in visited or not (
             domain in qualified or _is_decision(domain, given_by, qualified)
         ):
@@ -127,7 +134,9 @@ def host_domains(
 def _is_decision(
     domain: DeviceDomain, steps: Sequence[Step], qualified: Container[DeviceDomain]
 ) -> bool:
-    """Return whether integers are computed from few integers alone, some of them of the host."""
+    """Return whether a domain holds integers computed from small integers alone, some of them on
+    the host.
+    """
     arguments = [p for step in steps for p in step.arguments]
     return (
         domain.where is None
@@ -139,7 +148,7 @@ def _is_decision(
 
 
 def _may_qualify(domain: DeviceDomain, is_computed: bool) -> bool:
-    """Return whether a place has no device yet and holds integers, or values of the host alone."""
+    """Return whether a domain is unplaced and holds small integers, or copies of host values."""
     is_copy = domain.reads_pinned and not is_computed
     return domain.where is None and (domain.is_small or is_copy)
 

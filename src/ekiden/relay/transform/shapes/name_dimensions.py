@@ -1,4 +1,4 @@
-"""Name the unknown dimensions of the parameters of `main`, so that shapes made from them are known.
+"""Name the unknown dimensions of main's parameters by symbols.
 
 def @main(%x: Tensor[(?, 2), float32]) { nn.relu(%x) }
 -> def @main(%x: Tensor[(x_0, 2), float32]) { nn.relu(%x) }
@@ -32,11 +32,10 @@ Make = Callable[[str, int], PrimExpr]
 
 
 def NameDimensions() -> Pass:  # noqa: N802
-    """Return the pass described at the top of this file."""
+    """Return a pass that names the unknown dimensions of main's parameters."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Return the module with `main` over named dimensions, such as x_0 for the first of
-        parameter x.
+        """Return the module with `main` over symbols, such as x_0 for axis 0 of parameter x.
 
         It stays as it was if `main` has no unknown dimensions, too many, or does not type with
         names. A prime is tried for each name first: a program that types for primes needs no equal
@@ -48,8 +47,12 @@ def NameDimensions() -> Pass:  # noqa: N802
         unknown = sum(_count(p.type_annotation) for p in main.params)
         if not 0 < unknown <= len(PRIMES) or _has_structure(main):
             return module
+        # Distinct primes: if inference succeeds with unrelated sizes, no two dimensions need to be
+        # equal.
         sizes = iter(PRIMES)
         try:
+            # Distinct primes: any equation between unknown dimensions fails here, and then they
+            # must stay unknown.
             infer_type(
                 module.with_function("main", _filled(main, lambda name, axis: IntImm(next(sizes))))
             )
@@ -75,17 +78,16 @@ def _is_function(var: Var) -> bool:
 
 
 def _count(kind: Type | None) -> int:
-    """Return how many unknown dimensions a type has."""
+    """Return the number of unknown dimensions in a type."""
     subtypes = type_post_order(kind) if kind is not None else []
     shapes = [t.shape for t in subtypes if isinstance(t, TensorType)]
     return sum(isinstance(d, AnyDim) for shape in shapes for d in shape)
 
 
 def _filled(function: Function, make: Make) -> Function:
-    """Return a copy of the function with other dimensions for the unknown ones of its
-    parameters.
-    """
+    """Return a copy of the function with the unknown dimensions of its parameters replaced."""
     params = tuple(Var(p.name_hint, _fill(p, make), p.span) for p in function.params)
+    # A declared result of unknown dimensions would hide the names.
     ret = function.ret_type if not _count(function.ret_type) else None
     new: dict[Var, Expr] = dict(zip(function.params, params, strict=True))
     body = fresh_copy(function.body, new)
@@ -98,7 +100,7 @@ def _fill(param: Var, make: Make) -> Type | None:
         return None
 
     def replace(kind: Type) -> Type:
-        """Return a tensor type with each unknown dimension named by its axis.
+        """Replace each unknown dimension of a tensor type by the dimension for its axis.
 
         Nested types are walked by `map_type`.
         """
