@@ -29,7 +29,7 @@ STEPS, ROUNDS = 8, 5
 """Of a measurement of a rate, and how often it is made."""
 
 
-def texts(options: argparse.Namespace, vocabulary: int) -> list[Text]:
+def random_prompts(options: argparse.Namespace, vocabulary: int) -> list[Text]:
     """Return random prompts with the lengths of their answers."""
     rng = np.random.default_rng(options.seed)
     requests = []
@@ -41,7 +41,7 @@ def texts(options: argparse.Namespace, vocabulary: int) -> list[Text]:
     return requests
 
 
-def run(engine: llm.Engine, requests: Sequence[Text]) -> tuple[float, list[list[int]]]:
+def generate_all(engine: llm.Engine, requests: Sequence[Text]) -> tuple[float, list[list[int]]]:
     """Generate all answers, and return the seconds and the answers."""
     start = time.perf_counter()
     streams = [engine.submit(prompt, sampling) for prompt, sampling in requests]
@@ -49,7 +49,7 @@ def run(engine: llm.Engine, requests: Sequence[Text]) -> tuple[float, list[list[
     return time.perf_counter() - start, answers
 
 
-class RunningTexts:
+class DecodingStreams:
     """Streams past their prompts that decode as long as requested."""
 
     def __init__(self, model: llm.Model, count: int, options: argparse.Namespace) -> None:
@@ -65,7 +65,7 @@ class RunningTexts:
         for stream in self.streams:
             next(stream)
 
-    def rate(self) -> float:
+    def decode_rate(self) -> float:
         """Return the tokens per second."""
         start, count = time.perf_counter(), 0
         for _ in range(STEPS):
@@ -80,7 +80,7 @@ class RunningTexts:
             stream.close()
 
 
-def prompt_rate(model: llm.Model, options: argparse.Namespace) -> float:
+def prefill_rate(model: llm.Model, options: argparse.Namespace) -> float:
     """Return the tokens per second of a prompt that fills a chunk."""
     engine = llm.Engine(model, sequences=1, chunk=options.chunk)
     rng = np.random.default_rng(time.perf_counter_ns())
@@ -91,13 +91,13 @@ def prompt_rate(model: llm.Model, options: argparse.Namespace) -> float:
     return options.chunk / (time.perf_counter() - start)
 
 
-def rates(model: llm.Model, options: argparse.Namespace) -> tuple[float, float, float]:
+def measure_rates(model: llm.Model, options: argparse.Namespace) -> tuple[float, float, float]:
     """Return the decoding rate of one stream, of all streams, and the prefill rate, measured
     alternately.
     """
-    several = [RunningTexts(model, count, options) for count in (1, options.streams)]
+    several = [DecodingStreams(model, count, options) for count in (1, options.streams)]
     samples = [
-        (*(running_texts.rate() for running_texts in several), prompt_rate(model, options))
+        (*(running_texts.decode_rate() for running_texts in several), prefill_rate(model, options))
         for _ in range(ROUNDS)
     ]
     for running in several:
@@ -126,13 +126,15 @@ def main() -> None:
         Random(options.size, options.format), sequences=options.streams, context=1024,
         cache=options.cache, num_threads=options.threads,
     )  # fmt: skip
-    requests = texts(options, model.config.vocabulary)
-    warm, *_ = texts(argparse.Namespace(**{**vars(options), "seed": -1 % 2**32}), LEAST + 1)
+    requests = random_prompts(options, model.config.vocabulary)
+    warm, *_ = random_prompts(
+        argparse.Namespace(**{**vars(options), "seed": -1 % 2**32}), LEAST + 1
+    )
     times, answers = {}, {}
     for count in (1, options.streams):
         engine = llm.Engine(model, sequences=count, chunk=options.chunk, steps=options.steps)
-        run(engine, [warm] * count)
-        times[count], answers[count] = run(engine, requests)
+        generate_all(engine, [warm] * count)
+        times[count], answers[count] = generate_all(engine, requests)
     token_count = sum(map(len, answers[1]))
     read = sum(len(prompt) for prompt, _ in requests)
     print(f"{options.streams} texts: {read} tokens of prompts, {token_count} of answers")
@@ -140,7 +142,7 @@ def main() -> None:
         print(f"{count:3} at once: {seconds:7.2f} s {token_count / seconds:8.1f} tokens/s")
     print(f"{times[1] / times[options.streams]:.2f} times; equal to each alone: "
           f"{answers[1] == answers[options.streams]}")  # fmt: skip
-    one, all_rate, prompt = rates(model, options)
+    one, all_rate, prompt = measure_rates(model, options)
     max_length = times[1] * max(all_rate, prompt) / (read + token_count)
     print(f"tokens/s under way: {one:.0f} alone, {all_rate:.0f} of {options.streams} texts; "
           f"of prompts {prompt:.0f}; so at most {max_length:.2f} times")  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ekiden.codegen.llvm import assembly_of_text
+from ekiden.codegen.llvm import ir_to_assembly
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Cache, Target
 from ekiden.target.features import ABILITIES
@@ -146,7 +146,7 @@ def test_code_needs_what_code_generators_use() -> None:
     assert "sve2" in arm.flags and "sve2" not in arm.needs and "i8mm" in arm.needs
     text = "define half @f(half %a, half %b) {\n  %c = fadd half %a, %b\n  ret half %c\n}\n"
     triple = 'target triple = "x86_64-unknown-linux-gnu"\n'
-    assert "vcvtph2ps" in assembly_of_text(triple + text, target)
+    assert "vcvtph2ps" in ir_to_assembly(triple + text, target)
     assert Target("llvm -mcpu=icelake-server").serves(target)
 
 

@@ -15,7 +15,7 @@ from dataclasses import field
 from ekiden.arith.analyzer import Analyzer
 from ekiden.arith.int_set import IntervalSet
 from ekiden.arith.linear import LinearForm, conjuncts, linear_form
-from ekiden.ir.prim import EQ, LE, LT, PrimExpr, Sub, Var, binary, const, is_const
+from ekiden.ir.prim import EQ, LE, LT, PrimExpr, Sub, Var, const, fold_binary, is_const
 from ekiden.ir.prim_visitor import substitute
 from ekiden.ir.range import Range
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -41,7 +41,7 @@ class IntConstraintsTransform:
 
 
 @dataclass(slots=True)
-class _System:
+class _LinearSystem:
     """Linear system A V y = b with its unimodular column transform V and the inverse of V. x = c,
     and V with x = V y: column operations keep A V and V together.
     """
@@ -72,7 +72,7 @@ class _System:
         self.inverse[n] = [-v for v in self.inverse[n]]
 
 
-def _reduce(system: _System) -> int:
+def _column_echelon(system: _LinearSystem) -> int:
     """Reduce the system to column echelon form, and return its rank.
 
     Row r has its pivot in column r, and zeros after. Euclid's algorithm runs over the columns of
@@ -104,7 +104,7 @@ def _reduce(system: _System) -> int:
     return rank
 
 
-def _identity(size: int) -> list[list[int]]:
+def _identity_matrix(size: int) -> list[list[int]]:
     return [[int(a == b) for b in range(size)] for a in range(size)]
 
 
@@ -129,21 +129,21 @@ def solve_linear_equations(
     analyzer = Analyzer()
     for var, domain in src.ranges.items():
         analyzer.bind(var, domain)
-    system, nonlinear = _system(src, analyzer)
-    rank = _reduce(system)
-    values, conditions = _solved(system, rank, analyzer)
+    system, nonlinear = _build_system(src, analyzer)
+    rank = _column_echelon(system)
+    values, conditions = _back_substitute(system, rank, analyzer)
     if any(is_const(c, 0) for c in conditions):
         return IntConstraintsTransform(src, IntConstraints((), {}, (const(False),)))
-    return _transformed(src, system, rank, values, [*conditions, *nonlinear], analyzer)
+    return _build_transform(src, system, rank, values, [*conditions, *nonlinear], analyzer)
 
 
-def _system(src: IntConstraints, analyzer: Analyzer) -> tuple[_System, list[PrimExpr]]:
+def _build_system(src: IntConstraints, analyzer: Analyzer) -> tuple[_LinearSystem, list[PrimExpr]]:
     rows: list[list[int]] = []
     sides: list[PrimExpr] = []
     nonlinear: list[PrimExpr] = []
     for conjunct in (condition for r in src.relations for condition in conjuncts(r)):
         form = (
-            linear_form(binary(Sub, conjunct.a, conjunct.b), src.variables)
+            linear_form(fold_binary(Sub, conjunct.a, conjunct.b), src.variables)
             if isinstance(conjunct, EQ)
             else None
         )
@@ -153,11 +153,11 @@ def _system(src: IntConstraints, analyzer: Analyzer) -> tuple[_System, list[Prim
         rows.append([form.coefficients.get(v, 0) for v in src.variables])
         sides.append(analyzer.simplify(form.base * -1))
     size = len(src.variables)
-    return _System(rows, sides, _identity(size), _identity(size)), nonlinear
+    return _LinearSystem(rows, sides, _identity_matrix(size), _identity_matrix(size)), nonlinear
 
 
-def _solved(
-    system: _System, rank: int, analyzer: Analyzer
+def _back_substitute(
+    system: _LinearSystem, rank: int, analyzer: Analyzer
 ) -> tuple[list[PrimExpr], list[PrimExpr]]:
     """Return the values of the first `rank` unknowns, and the conditions for integer solutions."""
     values: list[PrimExpr] = []
@@ -178,9 +178,9 @@ def _solved(
     return values, [c for c in conditions if not is_const(c, 1)]
 
 
-def _transformed(
+def _build_transform(
     src: IntConstraints,
-    system: _System,
+    system: _LinearSystem,
     rank: int,
     values: list[PrimExpr],
     conditions: list[PrimExpr],
@@ -196,19 +196,19 @@ def _transformed(
     unknowns: list[PrimExpr] = [*values, *free]
     forward: dict[Var, PrimExpr] = {}
     for var, row in zip(src.variables, system.columns, strict=True):
-        forward[var] = analyzer.simplify(_sum(row, unknowns, dtype))
+        forward[var] = analyzer.simplify(_weighted_sum(row, unknowns, dtype))
     back: dict[Var, PrimExpr] = {}
     for n, new in enumerate(free):
-        back[new] = analyzer.simplify(_sum(system.inverse[rank + n], src.variables, dtype))
+        back[new] = analyzer.simplify(_weighted_sum(system.inverse[rank + n], src.variables, dtype))
     remaining = [analyzer.simplify(substitute(c, forward)) for c in conditions]
-    ranges = _ranges(src, free, forward, analyzer)
+    ranges = _derive_ranges(src, free, forward, analyzer)
     # Ranges of the old variables that the new ranges do not imply stay as conditions.
-    remaining += _lost(src, ranges, forward)
+    remaining += _unimplied_bounds(src, ranges, forward)
     relations = tuple(c for c in remaining if not is_const(c, 1))
     return IntConstraintsTransform(src, IntConstraints(free, ranges, relations), forward, back)
 
 
-def _sum(scales: Sequence[int], terms: Sequence[PrimExpr], dtype: str) -> PrimExpr:
+def _weighted_sum(scales: Sequence[int], terms: Sequence[PrimExpr], dtype: str) -> PrimExpr:
     total: PrimExpr = const(0, dtype)
     for scale, term in zip(scales, terms, strict=True):
         if scale:
@@ -216,7 +216,7 @@ def _sum(scales: Sequence[int], terms: Sequence[PrimExpr], dtype: str) -> PrimEx
     return total
 
 
-def _ranges(
+def _derive_ranges(
     src: IntConstraints, free: Sequence[Var], forward: Mapping[Var, PrimExpr], analyzer: Analyzer
 ) -> dict[Var, Range]:
     """Derive the ranges of new variables from old ones that depend on a single new one."""
@@ -226,9 +226,11 @@ def _ranges(
         if form is None or len(form.coefficients) != 1:
             continue
         ((new, scale),) = form.coefficients.items()
-        interval = _end_values(form, scale, domain, analyzer)
+        interval = _solve_bounds(form, scale, domain, analyzer)
         earlier = ends.get(new)
-        ends[new] = interval if earlier is None else _met(earlier, interval, analyzer)
+        ends[new] = (
+            interval if earlier is None else _intersect_intervals(earlier, interval, analyzer)
+        )
     ranges: dict[Var, Range] = {}
     for new, limits in ends.items():
         assert limits.min_value is not None and limits.max_value is not None
@@ -238,7 +240,7 @@ def _ranges(
     return ranges
 
 
-def _end_values(form: LinearForm, scale: int, domain: Range, analyzer: Analyzer) -> IntervalSet:
+def _solve_bounds(form: LinearForm, scale: int, domain: Range, analyzer: Analyzer) -> IntervalSet:
     """Solve low <= scale * n + base <= high for n."""
     low, high = domain.min - form.base, domain.min + domain.extent - 1 - form.base
     # Both sides are negated, which exchanges the ends.
@@ -249,7 +251,7 @@ def _end_values(form: LinearForm, scale: int, domain: Range, analyzer: Analyzer)
     )
 
 
-def _met(a: IntervalSet, b: IntervalSet, analyzer: Analyzer) -> IntervalSet:
+def _intersect_intervals(a: IntervalSet, b: IntervalSet, analyzer: Analyzer) -> IntervalSet:
     """Intersect two intervals where the tighter end is provable; else keep the first's."""
     assert a.min_value is not None and a.max_value is not None
     assert b.min_value is not None and b.max_value is not None
@@ -259,7 +261,7 @@ def _met(a: IntervalSet, b: IntervalSet, analyzer: Analyzer) -> IntervalSet:
     return IntervalSet(low, high)
 
 
-def _lost(
+def _unimplied_bounds(
     src: IntConstraints, ranges: Mapping[Var, Range], forward: Mapping[Var, PrimExpr]
 ) -> list[PrimExpr]:
     """Return the bounds of old ranges that the new ranges do not imply."""

@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from ekiden.arith.analyzer import Analyzer
-from ekiden.arith.int_set import EVERYTHING, NOTHING, End, IntervalSet, eval_set, interval
+from ekiden.arith.int_set import (
+    EMPTY_SET,
+    UNBOUNDED_SET,
+    IntervalSet,
+    SymbolicBound,
+    eval_set,
+    interval,
+)
 from ekiden.ir.prim import (
     EQ,
     GE,
@@ -24,8 +31,8 @@ from ekiden.ir.prim import (
     PrimExpr,
     Sub,
     Var,
-    binary,
     const,
+    fold_binary,
     maximum,
     minimum,
 )
@@ -41,15 +48,15 @@ class LinearForm:
     coefficients: Mapping[Var, int]
     base: PrimExpr
 
-    def plus(self, other: LinearForm, scale: int = 1) -> LinearForm:
+    def add(self, other: LinearForm, scale: int = 1) -> LinearForm:
         """Return self + scale * other."""
         coefficients = dict(self.coefficients)
         for var, coefficient in other.coefficients.items():
             coefficients[var] = coefficients.get(var, 0) + scale * coefficient
-        base = binary(Add, self.base, other.base * scale)
+        base = fold_binary(Add, self.base, other.base * scale)
         return LinearForm({v: c for v, c in coefficients.items() if c}, base)
 
-    def times(self, scale: int) -> LinearForm:
+    def scale_by(self, scale: int) -> LinearForm:
         """Return scale * self."""
         return LinearForm({v: c * scale for v, c in self.coefficients.items()}, self.base * scale)
 
@@ -61,11 +68,13 @@ def linear_form(expr: PrimExpr, variables: Sequence[Var]) -> LinearForm | None:
     variable_set = set(variables)
     done: dict[int, LinearForm | None] = {}
     for node in post_order(expr):
-        done[id(node)] = _form(node, [done[id(c)] for c in children(node)], variable_set)
+        done[id(node)] = _node_form(node, [done[id(c)] for c in children(node)], variable_set)
     return done[id(expr)]
 
 
-def _form(e: PrimExpr, inside: list[LinearForm | None], variables: set[Var]) -> LinearForm | None:
+def _node_form(
+    e: PrimExpr, inside: list[LinearForm | None], variables: set[Var]
+) -> LinearForm | None:
     if isinstance(e, Var) and e in variables:
         return LinearForm({e: 1}, const(0, e.dtype))
     forms = [f for f in inside if f is not None]
@@ -77,13 +86,13 @@ def _form(e: PrimExpr, inside: list[LinearForm | None], variables: set[Var]) -> 
         return LinearForm({}, e)
     match e:
         case Add():
-            return forms[0].plus(forms[1])
+            return forms[0].add(forms[1])
         case Sub():
-            return forms[0].plus(forms[1], -1)
+            return forms[0].add(forms[1], -1)
         case Mul(a=IntImm(value=scale)):
-            return forms[1].times(scale)
+            return forms[1].scale_by(scale)
         case Mul(b=IntImm(value=scale)):
-            return forms[0].times(scale)
+            return forms[0].scale_by(scale)
     return None
 
 
@@ -112,15 +121,15 @@ def nonnegative_forms(condition: PrimExpr, variables: Sequence[Var]) -> list[Lin
     minus_one = LinearForm({}, const(-1, condition.a.dtype))
     match condition:
         case LT():
-            return [b.plus(a, -1).plus(minus_one)]
+            return [b.add(a, -1).add(minus_one)]
         case LE():
-            return [b.plus(a, -1)]
+            return [b.add(a, -1)]
         case GT():
-            return [a.plus(b, -1).plus(minus_one)]
+            return [a.add(b, -1).add(minus_one)]
         case GE():
-            return [a.plus(b, -1)]
+            return [a.add(b, -1)]
         case _:
-            return [a.plus(b, -1), b.plus(a, -1)]
+            return [a.add(b, -1), b.add(a, -1)]
 
 
 def ceil_div(value: PrimExpr, divisor: int) -> PrimExpr:
@@ -145,30 +154,30 @@ def deduce_bound(
     for hinted, domain in hint_map.items():
         if isinstance(domain, Range):
             analyzer.bind(hinted, domain)
-    low: End = None
-    high: End = None
+    low: SymbolicBound = None
+    high: SymbolicBound = None
     for conjunct in conjuncts(condition):
         forms = nonnegative_forms(conjunct, [var])
         if not forms:
-            return NOTHING
+            return EMPTY_SET
         for form in forms:
             scale = form.coefficients.get(var, 0)
             # The lowest value of the base over `relax_map` is the strictest: scale * var + base >=
             # 0 then holds for all of the others.
             base_min = eval_set(form.base, relax_map, analyzer.simplify).min_value
             if base_min is None or (scale == 0 and not analyzer.can_prove(base_min >= 0)):
-                return NOTHING
+                return EMPTY_SET
             if scale == 0:
                 continue
             if scale > 0:
-                bound = analyzer.simplify(ceil_div(binary(Sub, 0, base_min), scale))
+                bound = analyzer.simplify(ceil_div(fold_binary(Sub, 0, base_min), scale))
                 low = bound if low is None else analyzer.simplify(maximum(low, bound))
             else:
                 upper_bound = analyzer.simplify(base_min // -scale)
                 high = (
                     upper_bound if high is None else analyzer.simplify(minimum(high, upper_bound))
                 )
-    return EVERYTHING if low is None and high is None else interval(low, high)
+    return UNBOUNDED_SET if low is None and high is None else interval(low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +196,12 @@ class IntGroupBounds:
         lows, highs = [*self.equal, *self.lower], [*self.equal, *self.upper]
         if not lows or not highs:
             return None
-        low = solver.simplify(_tightest([ceil_div(e, self.coef) for e in lows], True))
-        high = solver.simplify(_tightest([e // self.coef for e in highs], False))
+        low = solver.simplify(_tightest_bound([ceil_div(e, self.coef) for e in lows], True))
+        high = solver.simplify(_tightest_bound([e // self.coef for e in highs], False))
         return Range.from_min_extent(low, solver.simplify(high - low + 1))
 
 
-def _tightest(values: Sequence[PrimExpr], is_lower: bool) -> PrimExpr:
+def _tightest_bound(values: Sequence[PrimExpr], is_lower: bool) -> PrimExpr:
     total = values[0]
     for value in values[1:]:
         total = maximum(total, value) if is_lower else minimum(total, value)
@@ -200,7 +209,7 @@ def _tightest(values: Sequence[PrimExpr], is_lower: bool) -> PrimExpr:
 
 
 @dataclass(slots=True)
-class Solution:
+class InequalitySolution:
     """Solution of inequalities: bounds of each variable over later ones, and residual relations."""
 
     bounds: dict[Var, IntGroupBounds] = field(default_factory=dict)
@@ -211,7 +220,7 @@ def solve_linear_inequalities(
     variables: Sequence[Var],
     inequalities: Sequence[PrimExpr],
     ranges: Mapping[Var, Range] | None = None,
-) -> Solution:
+) -> InequalitySolution:
     """Solve linear inequalities by Fourier-Motzkin elimination.
 
     Variables are eliminated in order: the bounds of one may name those after it. Every solution of
@@ -219,7 +228,7 @@ def solve_linear_inequalities(
     linear, and what remains without the variables, is in `relations`.
     """
     analyzer = Analyzer()
-    solution = Solution()
+    solution = InequalitySolution()
     system: list[LinearForm] = []
     for var, domain in (ranges or {}).items():
         analyzer.bind(var, domain)
@@ -234,27 +243,27 @@ def solve_linear_inequalities(
     # Fourier-Motzkin: the number of inequalities may square with each variable; systems of loops
     # are small.
     for var in variables:
-        system = _eliminate(var, system, solution, analyzer)
+        system = _eliminate_var(var, system, solution, analyzer)
     for form in system:
         # All variables are gone: what is proved is dropped, what is not may be false for every
         # solution.
-        remains = analyzer.simplify(binary(GE, form.base, 0))
+        remains = analyzer.simplify(fold_binary(GE, form.base, 0))
         if not (isinstance(remains, IntImm) and remains.value):
             solution.relations.append(remains)
     return solution
 
 
-def _eliminate(
-    var: Var, system: Sequence[LinearForm], solution: Solution, analyzer: Analyzer
+def _eliminate_var(
+    var: Var, system: Sequence[LinearForm], solution: InequalitySolution, analyzer: Analyzer
 ) -> list[LinearForm]:
     """Record the bounds of a variable, and return the system without it."""
     positive = [f for f in system if f.coefficients.get(var, 0) > 0]
     negative = [f for f in system if f.coefficients.get(var, 0) < 0]
     # One coefficient for all bounds of the variable, so that none needs a division.
     coef = math.lcm(*(abs(f.coefficients[var]) for f in (*positive, *negative)), 1)
-    lower = [_end(f, var, coef, -1, analyzer) for f in positive]
-    upper = [_end(f, var, coef, 1, analyzer) for f in negative]
-    solution.bounds[var] = _group(coef, lower, upper)
+    lower = [_bound_expr(f, var, coef, -1, analyzer) for f in positive]
+    upper = [_bound_expr(f, var, coef, 1, analyzer) for f in negative]
+    solution.bounds[var] = _group_bounds(coef, lower, upper)
     remaining = [f for f in system if var not in f.coefficients]
     for above in positive:
         for below in negative:
@@ -263,11 +272,13 @@ def _eliminate(
             common = math.gcd(a, b)
             # The number of forms may grow quadratically per variable; index systems have few of
             # them.
-            remaining.append(_reduced(above.times(b // common).plus(below, a // common), analyzer))
+            remaining.append(
+                _normalize_form(above.scale_by(b // common).add(below, a // common), analyzer)
+            )
     return remaining
 
 
-def _end(form: LinearForm, var: Var, coef: int, sign: int, analyzer: Analyzer) -> PrimExpr:
+def _bound_expr(form: LinearForm, var: Var, coef: int, sign: int, analyzer: Analyzer) -> PrimExpr:
     """Return the lower (sign -1) or upper (sign 1) bound of coef * var."""
     scale = coef // abs(form.coefficients[var]) * sign
     total = form.base * scale
@@ -277,7 +288,9 @@ def _end(form: LinearForm, var: Var, coef: int, sign: int, analyzer: Analyzer) -
     return analyzer.simplify(total)
 
 
-def _group(coef: int, lower: Sequence[PrimExpr], upper: Sequence[PrimExpr]) -> IntGroupBounds:
+def _group_bounds(
+    coef: int, lower: Sequence[PrimExpr], upper: Sequence[PrimExpr]
+) -> IntGroupBounds:
     # A bound that is both the lower and the upper one is an equality.
     texts = {str(e) for e in lower} & {str(e) for e in upper}
     equal = {str(e): e for e in lower if str(e) in texts}
@@ -289,7 +302,7 @@ def _group(coef: int, lower: Sequence[PrimExpr], upper: Sequence[PrimExpr]) -> I
     )
 
 
-def _reduced(form: LinearForm, analyzer: Analyzer) -> LinearForm:
+def _normalize_form(form: LinearForm, analyzer: Analyzer) -> LinearForm:
     """Divide a form by the gcd of its coefficients, rounding the base to the tighter side."""
     base = analyzer.simplify(form.base)
     common = math.gcd(*form.coefficients.values())
@@ -312,9 +325,9 @@ def solve_inequalities_to_range(
 
 
 __all__ = [
+    "InequalitySolution",
     "IntGroupBounds",
     "LinearForm",
-    "Solution",
     "deduce_bound",
     "linear_form",
     "solve_inequalities_to_range",

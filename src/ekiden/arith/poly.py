@@ -17,21 +17,21 @@ from typing import TypeAlias
 
 Monomial: TypeAlias = tuple[int, ...]
 Poly: TypeAlias = dict[Monomial, int]
-Key: TypeAlias = tuple[tuple[Monomial, int], ...]
+PolyKey: TypeAlias = tuple[tuple[Monomial, int], ...]
 
-ONE: Monomial = ()
+CONSTANT_MONOMIAL: Monomial = ()
 
 
 def constant(value: int) -> Poly:
     """Return a constant polynomial."""
-    return {ONE: value} if value else {}
+    return {CONSTANT_MONOMIAL: value} if value else {}
 
 
 def constant_of(p: Poly) -> int | None:
     """Return the value of a constant polynomial, or None."""
     if not p:
         return 0
-    return p.get(ONE) if len(p) == 1 else None
+    return p.get(CONSTANT_MONOMIAL) if len(p) == 1 else None
 
 
 def add(p: Poly, q: Poly, scale: int = 1) -> Poly:
@@ -62,12 +62,12 @@ def multiply(p: Poly, q: Poly) -> Poly:
     return total
 
 
-def key(p: Poly) -> Key:
+def poly_key(p: Poly) -> PolyKey:
     """Return a hashable key of a polynomial."""
     return tuple(sorted(p.items()))
 
 
-def split(p: Poly, divisor: int) -> tuple[Poly, Poly]:
+def divide_by_const(p: Poly, divisor: int) -> tuple[Poly, Poly]:
     """Return quotient and remainder (q, r) with p = divisor * q + r.
 
     The coefficients of r are smaller than the divisor, its constant is in [0, divisor).
@@ -86,7 +86,7 @@ def split(p: Poly, divisor: int) -> tuple[Poly, Poly]:
     return quotient, remainder
 
 
-def split_symbolic(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
+def divide_by_monomial(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
     """Return (q, r) with p = divisor * q + r for a single-monomial divisor, else None."""
     # A term is in the quotient as a whole or not at all: x * n % n has no rest, (x + 1) % n is not
     # looked into. Long division by a sum would need an order of monomials, and no index has it.
@@ -96,7 +96,7 @@ def split_symbolic(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
     quotient: Poly = {}
     remainder: Poly = {}
     for term, coefficient in p.items():
-        factor = _without(term, monomial) if coefficient % scale == 0 else None
+        factor = _divide_monomial(term, monomial) if coefficient % scale == 0 else None
         if factor is None:
             remainder[term] = coefficient
         else:
@@ -104,7 +104,7 @@ def split_symbolic(p: Poly, divisor: Poly) -> tuple[Poly, Poly] | None:
     return quotient, remainder
 
 
-def _without(term: Monomial, factor: Monomial) -> Monomial | None:
+def _divide_monomial(term: Monomial, factor: Monomial) -> Monomial | None:
     """Divide a monomial by another, or return None if it is not divisible."""
     quotient = list(term)
     for atom in factor:
@@ -116,4 +116,4 @@ def _without(term: Monomial, factor: Monomial) -> Monomial | None:
 
 def content(p: Poly) -> int:
     """Return the content: the gcd of the non-constant coefficients, 0 if there are none."""
-    return math.gcd(*(c for m, c in p.items() if m != ONE))
+    return math.gcd(*(c for m, c in p.items() if m != CONSTANT_MONOMIAL))

@@ -15,10 +15,10 @@ from pathlib import Path
 from ekiden.ir.installed import version_of
 from ekiden.runtime.files import check_folder
 
-SCHEMA = "0.1"
+LOG_SCHEMA_VERSION = "0.1"
 
 
-def entry(
+def build_log_entry(
     workload: str,
     inputs: Mapping[str, str],
     seconds: Sequence[float],
@@ -39,11 +39,11 @@ def entry(
     return {
         "workload": workload,
         "engine": "ekiden",
-        "hardware": hardware or processor(),
+        "hardware": hardware or cpu_model_name(),
         "runtime_ms_mean": statistics.fmean(times),
         "runtime_ms_std": statistics.pstdev(times),
         "timestamp": time.time(),
-        "schema_version": SCHEMA,
+        "schema_version": LOG_SCHEMA_VERSION,
         "metadata": {},
         "workload_args": {"inputs": dict(inputs)},
         "workload_metadata": {},
@@ -59,7 +59,7 @@ def entry(
     }
 
 
-def processor() -> str:
+def cpu_model_name() -> str:
     """Return the model name of this machine's CPU, or its architecture if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").splitlines()
@@ -69,7 +69,7 @@ def processor() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
-def append(path: str, fields: Mapping[str, object]) -> None:
+def append_log_entry(path: str, fields: Mapping[str, object]) -> None:
     """Append a JSON line to a log file, which is created if missing. Raises OSError."""
     check_folder(path)
     with open(path, "a", encoding="utf-8") as file:

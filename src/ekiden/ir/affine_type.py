@@ -6,7 +6,7 @@ A tensor of a `TensorAffineType` means scale * (integers - zero_point).
 from __future__ import annotations
 
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.node import Node, freeze, node
+from ekiden.ir.node import Node, node, set_frozen_fields
 
 
 class AffineType(Node):
@@ -34,4 +34,4 @@ class TupleAffineType(AffineType):
     types: tuple[TensorAffineType, ...]
 
     def __post_init__(self) -> None:
-        freeze(self, types=tuple(self.types))
+        set_frozen_fields(self, types=tuple(self.types))

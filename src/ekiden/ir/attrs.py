@@ -10,8 +10,8 @@ import typing
 from collections.abc import Iterator
 from functools import cache
 
-from ekiden.ir.dtype import spelled
-from ekiden.ir.node import NODE_TYPES, Node, fields_of, freeze, node
+from ekiden.ir.dtype import canonical_dtype
+from ekiden.ir.node import NODE_TYPES, Node, node, node_fields, set_frozen_fields
 from ekiden.ir.prim import PrimExpr
 
 
@@ -30,12 +30,12 @@ class Attrs(Node):
         # cache.
         for name in _dtype_fields(self.type_key):
             dtype = getattr(self, name)
-            if isinstance(dtype, str) and (spelling := spelled(dtype)) != dtype:
-                freeze(self, **{name: spelling})
+            if isinstance(dtype, str) and (spelling := canonical_dtype(dtype)) != dtype:
+                set_frozen_fields(self, **{name: spelling})
 
     def keys(self) -> tuple[str, ...]:
         """Return the names of the fields, in their order."""
-        return tuple(field.name for field in fields_of(self))
+        return tuple(field.name for field in node_fields(self))
 
     def __getitem__(self, name: str) -> object:
         if name not in self.keys():
@@ -74,12 +74,12 @@ class NamedDimsAttrs(Attrs):
     symbols: tuple[PrimExpr, ...] = ()
 
 
-def own_attrs(attrs: Attrs | None) -> Attrs | None:
+def unwrap_user_attrs(attrs: Attrs | None) -> Attrs | None:
     """Return the attributes as user code gave them, without the NamedDimsAttrs wrapper."""
     return attrs.own if isinstance(attrs, NamedDimsAttrs) else attrs
 
 
-def with_symbols(attrs: Attrs | None, symbols: tuple[PrimExpr, ...]) -> Attrs:
+def with_dim_symbols(attrs: Attrs | None, symbols: tuple[PrimExpr, ...]) -> Attrs:
     """Attach symbols for the unknown result dimensions to the attributes."""
     # Operators with shapes that depend on data have the field themselves; others are wrapped.
     if attrs is not None and "symbols" in attrs.keys():  # noqa: SIM118 - it is no dictionary
@@ -94,32 +94,32 @@ def _dtype_fields(type_key: str) -> tuple[str, ...]:
 
 
 @cache
-def field_classes(type_key: str) -> dict[str, frozenset[object]]:
+def allowed_field_types(type_key: str) -> dict[str, frozenset[object]]:
     """Return for each field of an attribute class the set of classes its annotation allows, tuples
     flattened.
     """
     # Resolved once for each class: annotations are texts, and evaluating them is slow.
     hints = typing.get_type_hints(NODE_TYPES[type_key])
-    return {name: frozenset(_leaves(hint)) for name, hint in hints.items()}
+    return {name: frozenset(_leaf_types(hint)) for name, hint in hints.items()}
 
 
 @cache
-def expression_fields(type_key: str) -> frozenset[str]:
+def prim_expr_fields(type_key: str) -> frozenset[str]:
     """Return the fields annotated with PrimExpr but not int, whose numbers must become PrimExpr."""
-    classes = field_classes(type_key).items()
+    classes = allowed_field_types(type_key).items()
     return frozenset(
         name for name, allowed in classes if PrimExpr in allowed and int not in allowed
     )
 
 
 @cache
-def sequence_fields(type_key: str) -> frozenset[str]:
+def numeric_tuple_fields(type_key: str) -> frozenset[str]:
     """Return the fields that are always tuples of numbers, never a scalar."""
     hints = typing.get_type_hints(NODE_TYPES[type_key]).items()
-    return frozenset(name for name, hint in hints if _is_sequence(hint))
+    return frozenset(name for name, hint in hints if _is_numeric_tuple(hint))
 
 
-def _is_sequence(hint: object) -> bool:
+def _is_numeric_tuple(hint: object) -> bool:
     # `tuple[int, ...] | None` is a sequence, `int | tuple[int, ...]` is not.
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     tuples = [kind for kind in kinds if typing.get_origin(kind) is tuple]
@@ -127,10 +127,10 @@ def _is_sequence(hint: object) -> bool:
     return bool(inner & {int, float, PrimExpr}) and not {int, float, PrimExpr}.intersection(kinds)
 
 
-def _leaves(hint: object) -> typing.Iterator[object]:
+def _leaf_types(hint: object) -> typing.Iterator[object]:
     """Yield the leaf classes of a type annotation, depth first."""
     inside = typing.get_args(hint)
     if not inside:
         yield hint
     for argument in inside:
-        yield from _leaves(argument)
+        yield from _leaf_types(argument)

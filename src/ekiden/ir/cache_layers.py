@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     platformdirs = LazyModule("platformdirs")
 
-__all__ = ["cache_layers", "is_filled"]
+__all__ = ["cache_layers", "is_nonempty_folder"]
 
 
 def cache_layers() -> tuple[str | None, tuple[str, ...]]:
@@ -24,10 +24,10 @@ def cache_layers() -> tuple[str | None, tuple[str, ...]]:
     They are as EKIDEN_CACHE_DIR says, else the user's.
     """
     chosen = environment.cache_folders()
-    return (_users(), ()) if chosen is None else chosen
+    return (_user_cache_folder(), ()) if chosen is None else chosen
 
 
-def _users() -> str | None:
+def _user_cache_folder() -> str | None:
     """Return the user's cache folder as `platformdirs` would, or None for a user without a home.
 
     On most machines its answer is one line, and importing it takes a fifth of the time to start
@@ -42,7 +42,7 @@ def _users() -> str | None:
     return folder if os.path.isabs(folder) else None
 
 
-def is_filled(folder: str | os.PathLike[str]) -> bool:
+def is_nonempty_folder(folder: str | os.PathLike[str]) -> bool:
     """Return whether a folder exists and holds anything."""
     try:
         with os.scandir(folder) as entries:

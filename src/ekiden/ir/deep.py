@@ -10,11 +10,11 @@ from typing import TypeVar
 _T = TypeVar("_T")
 _Result = TypeVar("_Result")
 
-LEVELS = 60
+MAX_RECURSION_LEVELS = 60
 """How many levels of a program a recursive visitor may go down on one stack."""
 
 
-def on_fresh_stack(function: Callable[[_T], _Result], argument: _T) -> _Result:
+def call_on_fresh_stack(function: Callable[[_T], _Result], argument: _T) -> _Result:
     """Return `function(argument)` computed on a new thread with an empty stack, and wait for it.
 
     Python counts the depth of calls per thread, so a visitor that goes to a fresh stack every
@@ -26,7 +26,7 @@ def on_fresh_stack(function: Callable[[_T], _Result], argument: _T) -> _Result:
     # A new thread starts with empty context variables: the current PassContext would be lost.
     context = contextvars.copy_context()
 
-    def run() -> None:
+    def run_in_thread() -> None:
         """Run the function in the thread and store its result or the exception it raised."""
         try:
             done.append(context.run(function, argument))
@@ -34,7 +34,7 @@ def on_fresh_stack(function: Callable[[_T], _Result], argument: _T) -> _Result:
         except BaseException as error:
             failed.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run_in_thread)
     thread.start()
     thread.join()
     if failed:

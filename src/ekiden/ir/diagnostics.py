@@ -71,19 +71,19 @@ class DiagnosticRenderer:
         self.render_func(ctx)
 
 
-def _print(context: DiagnosticContext) -> None:
+def _print_diagnostics(context: DiagnosticContext) -> None:
     for diagnostic in context.diagnostics:
         prefix = f"{diagnostic.span}: " if diagnostic.span is not None else ""
         print(f"{diagnostic.level.name.lower()}: {prefix}{diagnostic.message}", file=sys.stderr)
 
 
 _overriding: list[DiagnosticRenderer] = []
-_PRINTING = DiagnosticRenderer(_print)
+_DEFAULT_RENDERER = DiagnosticRenderer(_print_diagnostics)
 
 
 def get_renderer() -> DiagnosticRenderer:
     """Return the active renderer: the user's, or the default that prints to stderr."""
-    return _overriding[-1] if _overriding else _PRINTING
+    return _overriding[-1] if _overriding else _DEFAULT_RENDERER
 
 
 def override_renderer(render_func: Callable[[DiagnosticContext], object] | None) -> None:
@@ -94,7 +94,7 @@ def override_renderer(render_func: Callable[[DiagnosticContext], object] | None)
         _overriding.append(DiagnosticRenderer(render_func))
 
 
-def report(module: IRModule | None, error: CompileError) -> None:
+def report_error(module: IRModule | None, error: CompileError) -> None:
     """Render an error that the caller is about to raise, if the user has installed a renderer."""
     if not _overriding:
         return

@@ -49,9 +49,9 @@ SCALAR_BITS: dict[str, int] = {
     "float4_e2m1fn": 4,
     "handle": 64,
 }
-OTHER_NAMES = {"uint1": "bool", "int": "int32", "uint": "uint32", "float": "float32"}
+TVM_DTYPE_ALIASES = {"uint1": "bool", "int": "int32", "uint": "uint32", "float": "float32"}
 """What TVM may write -> what is written here."""
-VSCALE = "vscalex"
+VSCALE_PREFIX = "vscalex"
 """What stands before the factor of scalable lanes."""
 SMALL_FLOATS = frozenset(d for d in SCALAR_BITS if d.startswith(("float8", "float4")))
 """Floats that are stored and converted, never computed with."""
@@ -64,13 +64,13 @@ def lanes(dtype: str) -> int:
     Raises CompileError for a scalable vector, which has as many as the processor that runs it says.
     """
     _, _, count = dtype.partition("x")
-    if count.startswith(VSCALE):
+    if count.startswith(VSCALE_PREFIX):
         raise CompileError(f"lanes of {dtype}: the number is known where it runs, not here")
     return int(count) if count else 1
 
 
 @cache
-def vector(dtype: str) -> str:
+def lanes_suffix(dtype: str) -> str:
     """Return the lanes suffix of a dtype: "" for a scalar, "4" of "float32x4".
 
     "4" of float32x4, "vscalex4" of float32xvscalex4, "" of scalars.
@@ -80,21 +80,21 @@ def vector(dtype: str) -> str:
     return "" if count == "1" else count
 
 
-def scalable(factor: int) -> str:
+def scalable_lanes(factor: int) -> str:
     """Return the lanes suffix of a scalable vector with `factor` * vscale elements."""
-    return f"{VSCALE}{factor}"
+    return f"{VSCALE_PREFIX}{factor}"
 
 
 @cache
-def spelled(dtype: str) -> str:
+def canonical_dtype(dtype: str) -> str:
     """Canonicalize a dtype name: TVM's "uint1" becomes "bool", "float" becomes "float32"."""
-    kind = element(dtype)
-    own = OTHER_NAMES.get(kind)
+    kind = element_dtype(dtype)
+    own = TVM_DTYPE_ALIASES.get(kind)
     return dtype if own is None else f"{own}{dtype.removeprefix(kind)}"
 
 
 @cache
-def element(dtype: str) -> str:
+def element_dtype(dtype: str) -> str:
     """Return the element dtype of a vector dtype, or the scalar dtype itself."""
     return dtype.partition("x")[0]
 
@@ -103,36 +103,36 @@ def element(dtype: str) -> str:
 def with_lanes(dtype: str, count: int | str) -> str:
     """Return the element dtype of `dtype` with `count` lanes, a number or a lanes suffix."""
     # One lane is a scalar: a vector of one would be another type to every comparison.
-    return element(dtype) if count in (1, "") else f"{element(dtype)}x{count}"
+    return element_dtype(dtype) if count in (1, "") else f"{element_dtype(dtype)}x{count}"
 
 
-def gathered(dtype: str, indices: Iterable[str]) -> str:
+def gather_dtype(dtype: str, indices: Iterable[str]) -> str:
     """Return the dtype of a load through indices of the given dtypes.
 
     By a vector of indices it is a vector.
     """
-    lanes = next(filter(None, map(vector, indices)), "")
-    if not lanes or not vector(dtype):
+    lanes = next(filter(None, map(lanes_suffix, indices)), "")
+    if not lanes or not lanes_suffix(dtype):
         return dtype if not lanes else with_lanes(dtype, lanes)
     # Elements that are vectors themselves: every index brings all lanes of one.
-    return with_lanes(dtype, int(lanes) * int(vector(dtype)))
+    return with_lanes(dtype, int(lanes) * int(lanes_suffix(dtype)))
 
 
 @cache
 def itemsize(dtype: str) -> int:
     """Return the bytes of one element in memory, all lanes included; 1 for sub-byte elements."""
     # Sub-byte elements are counted as if each had a byte where they are not packed.
-    return max(1, SCALAR_BITS[element(dtype)] // 8) * lanes(dtype)
+    return max(1, SCALAR_BITS[element_dtype(dtype)] // 8) * lanes(dtype)
 
 
 @cache
 def is_packed(dtype: str) -> bool:
     """Return whether several sub-byte elements share a byte, low bits first."""
-    return SCALAR_BITS[element(dtype)] < 8
+    return SCALAR_BITS[element_dtype(dtype)] < 8
 
 
 @cache
-def is_small(dtype: str) -> bool:
+def is_byte_stored(dtype: str) -> bool:
     """Return whether kernels store elements as bytes because the dtype has no arithmetic (float8,
     float4, int4, int2).
     """
@@ -140,11 +140,11 @@ def is_small(dtype: str) -> bool:
 
 
 @cache
-def carrier(dtype: str) -> str:
+def storage_dtype(dtype: str) -> str:
     """Return the dtype that holds a value in registers: int8 or uint8 for byte-stored types, else
     the dtype itself.
     """
-    if not is_small(dtype):
+    if not is_byte_stored(dtype):
         return dtype
     return "int8" if dtype in ("int4", "int2") else "uint8"
 
@@ -152,42 +152,42 @@ def carrier(dtype: str) -> str:
 @cache
 def is_float(dtype: str) -> bool:
     """Return whether elements are floats with arithmetic (not SMALL_FLOATS)."""
-    return element(dtype) in ("float16", "bfloat16", "float32", "float64")
+    return element_dtype(dtype) in ("float16", "bfloat16", "float32", "float64")
 
 
 @cache
 def is_int(dtype: str) -> bool:
     """Return whether elements are integers, signed or not; bool is not an integer."""
-    return element(dtype).startswith(("int", "uint"))
+    return element_dtype(dtype).startswith(("int", "uint"))
 
 
 @cache
-def is_counted(dtype: str) -> bool:
+def is_int_or_bool(dtype: str) -> bool:
     """Return whether elements are integers or bools."""
-    return is_int(dtype) or element(dtype) == "bool"
+    return is_int(dtype) or element_dtype(dtype) == "bool"
 
 
 @cache
 def is_unsigned(dtype: str) -> bool:
     """Return whether elements are unsigned integers."""
-    return element(dtype).startswith("uint")
+    return element_dtype(dtype).startswith("uint")
 
 
 def wider_int(a: str, b: str) -> str | None:
     """Return the wider of two integer dtypes with equal lanes (the first on a tie), or None."""
-    if not is_int(a) or not is_int(b) or vector(a) != vector(b):
+    if not is_int(a) or not is_int(b) or lanes_suffix(a) != lanes_suffix(b):
         return None
     # Of int32 and uint32 the first: TVM does not promote by sign.
     return a if itemsize(a) >= itemsize(b) else b
 
 
-def common(a: str, b: str) -> str | None:
+def promote_dtypes(a: str, b: str) -> str | None:
     """Return the dtype to which TVM promotes two operands, or None if there is none.
 
     Integers get the wider dtype, an integer beside a float that of the float. Both must have as
     many lanes.
     """
-    if vector(a) != vector(b):
+    if lanes_suffix(a) != lanes_suffix(b):
         return None
     # TVM's rule: an integer operand takes the float's dtype whatever its width; two floats of
     # unequal widths are an error.
@@ -200,7 +200,7 @@ def common(a: str, b: str) -> str | None:
 @cache
 def to_numpy(dtype: str) -> np.dtype[np.generic]:
     """Return the NumPy dtype of a scalar type, from ml_dtypes for bfloat16 and small types."""
-    is_extended = dtype == "bfloat16" or is_small(dtype)
+    is_extended = dtype == "bfloat16" or is_byte_stored(dtype)
     return np.dtype(getattr(ml_dtypes, dtype) if is_extended else dtype)
 
 
@@ -216,7 +216,7 @@ def int_range(dtype: str) -> tuple[int, int] | None:
 
 
 # Of signed integers too: the language has no overflow that is undefined.
-def as_held(value: float, dtype: str) -> int | float:
+def wrap_to_dtype(value: float, dtype: str) -> int | float:
     """Return a number as the dtype represents it: floats rounded, integers wrapped modulo
     2**bits.
     """

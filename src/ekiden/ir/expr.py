@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, cast
 
-from ekiden.ir.node import NODE_TYPES, Node, ignored, node
+from ekiden.ir.node import NODE_TYPES, Node, ignored_field, node
 from ekiden.ir.span import Span
 from ekiden.ir.type import Type
 
@@ -101,4 +101,4 @@ class GlobalVar(RelayExpr):
     """Name of a function in a module."""
 
     name_hint: str
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)

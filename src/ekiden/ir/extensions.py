@@ -6,16 +6,16 @@ artifacts.
 
 from __future__ import annotations
 
-_FOREIGN: list[object] = []
+_USER_DEFINITIONS: list[object] = []
 
 
-def note_extension(definition: object) -> None:
+def record_extension(definition: object) -> None:
     """Record a registered definition unless it belongs to Ekiden itself."""
     home = getattr(definition, "__module__", None) or ""
     if not home.startswith("ekiden."):
-        _FOREIGN.append(definition)
+        _USER_DEFINITIONS.append(definition)
 
 
-def is_extended() -> bool:
+def has_extensions() -> bool:
     """Return whether the program has registered any extension of its own."""
-    return bool(_FOREIGN)
+    return bool(_USER_DEFINITIONS)

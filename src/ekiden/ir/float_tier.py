@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 
-from ekiden.ir.pass_context import FLOAT_REWRITES, FLOAT_REWRITES_KINDS, PassContext
+from ekiden.ir.pass_context import FLOAT_REWRITES_KINDS, FLOAT_REWRITES_OPTION, PassContext
 from ekiden.runtime.errors import PassError
 
 
@@ -29,11 +29,11 @@ class FloatTier(enum.IntEnum):
 
         Raises PassError where its option names none.
         """
-        name = (context or PassContext.current()).option(FLOAT_REWRITES)
+        name = (context or PassContext.current()).option(FLOAT_REWRITES_OPTION)
         if name not in FLOAT_REWRITES_KINDS:
             kinds = ", ".join(map(repr, FLOAT_REWRITES_KINDS))
             raise PassError(
-                f"PassContext: option {FLOAT_REWRITES!r} is one of {kinds}, got {name!r}"
+                f"PassContext: option {FLOAT_REWRITES_OPTION!r} is one of {kinds}, got {name!r}"
             )
         return FloatTier[str(name).upper()]
 

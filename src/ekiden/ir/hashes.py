@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 __all__ = ["blake2b", "sha256"]
 
 
-def _lean(name: str, homes: tuple[str, ...]) -> object:
+def _import_hash(name: str, homes: tuple[str, ...]) -> object:
     """Return the hash constructor from the first importable C module, else from `hashlib`."""
     for home in homes:
         with suppress(ImportError):
@@ -25,5 +25,5 @@ def _lean(name: str, homes: tuple[str, ...]) -> object:
 if TYPE_CHECKING:
     from hashlib import blake2b, sha256
 else:
-    sha256 = _lean("sha256", ("_sha2", "_sha256"))  # from Python 3.12 on, and before
-    blake2b = _lean("blake2b", ("_blake2",))
+    sha256 = _import_hash("sha256", ("_sha2", "_sha256"))  # from Python 3.12 on, and before
+    blake2b = _import_hash("blake2b", ("_blake2",))

@@ -49,18 +49,18 @@ class PassPrintingInstrument(PassInstrument):
         self.after = frozenset(print_after_pass_names)
         self._file = file
 
-    def _print(self, when: str, module: IRModule, info: PassInfo) -> None:
+    def _print_module(self, when: str, module: IRModule, info: PassInfo) -> None:
         print(f"// {when} {info.name}\n{module}", file=self._file or sys.stderr)
 
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
         """Print the module if the pass is in `before`."""
         if info.name in self.before:
-            self._print("before", module, info)
+            self._print_module("before", module, info)
 
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
         """Print the module if the pass is in `after`."""
         if info.name in self.after:
-            self._print("after", module, info)
+            self._print_module("after", module, info)
 
 
 class PrintBeforeAll(PassPrintingInstrument):
@@ -72,7 +72,7 @@ class PrintBeforeAll(PassPrintingInstrument):
     def run_before_pass(self, module: IRModule, info: PassInfo) -> None:
         """Print the module unless the pass is a sequence."""
         if not info.is_sequence:
-            self._print("before", module, info)
+            self._print_module("before", module, info)
 
 
 class PrintAfterAll(PassPrintingInstrument):
@@ -84,7 +84,7 @@ class PrintAfterAll(PassPrintingInstrument):
     def run_after_pass(self, module: IRModule, info: PassInfo) -> None:
         """Print the module unless the pass is a sequence."""
         if not info.is_sequence:
-            self._print("after", module, info)
+            self._print_module("after", module, info)
 
 
 class Verify(PassInstrument):
@@ -139,7 +139,7 @@ def find_breaking_pass(
     broken. Raises EkidenError when the module is not right before the first pass.
     """
 
-    def run(count: int) -> tuple[bool, list[str]]:
+    def run_prefix(count: int) -> tuple[bool, list[str]]:
         """Run the first `count` passes; return whether the module is right, and the passes that
         ran.
         """
@@ -151,16 +151,16 @@ def find_breaking_pass(
         except EkidenError:
             return False, stop.ran
 
-    right, names = run(sys.maxsize)
+    right, names = run_prefix(sys.maxsize)
     if right:
         return None
-    if not run(0)[0]:
+    if not run_prefix(0)[0]:
         raise EkidenError("find_breaking_pass: the module is not right before the first pass")
     # Right after `good` passes, not right after `bad`: they close in on the pass between them.
     good, bad = 0, len(names)
     while bad - good > 1:
         middle = (good + bad) // 2
-        good, bad = (middle, bad) if run(middle)[0] else (good, middle)
+        good, bad = (middle, bad) if run_prefix(middle)[0] else (good, middle)
     return bad - 1, names[bad - 1]
 
 
@@ -239,9 +239,22 @@ class PassTimingInstrument(PassInstrument):
         return "\n".join(lines)
 
 
-HOOKS = ("enter_pass_ctx", "exit_pass_ctx", "should_run", "run_before_pass", "run_after_pass",
-         "run_failed", "enter_phase", "exit_phase", "see_product", "compiles_cached",
-         "dumps_compilation", "for_worker", "take_seen", "add_seen")  # fmt: skip
+INSTRUMENT_HOOKS = (
+    "enter_pass_ctx",
+    "exit_pass_ctx",
+    "should_run",
+    "run_before_pass",
+    "run_after_pass",
+    "run_failed",
+    "enter_phase",
+    "exit_phase",
+    "see_product",
+    "compiles_cached",
+    "dumps_compilation",
+    "for_worker",
+    "take_seen",
+    "add_seen",
+)
 
 
 def pass_instrument(cls: type) -> type:
@@ -250,5 +263,7 @@ def pass_instrument(cls: type) -> type:
     Its constructor is its own; it need not derive from PassInstrument.
     """
     # Only what the class lacks: hooks of PassInstrument do nothing.
-    missing = {name: getattr(PassInstrument, name) for name in HOOKS if not hasattr(cls, name)}
+    missing = {
+        name: getattr(PassInstrument, name) for name in INSTRUMENT_HOOKS if not hasattr(cls, name)
+    }
     return type(cls.__name__, (cls, PassInstrument), {"__doc__": cls.__doc__, **missing})

@@ -205,9 +205,9 @@ class IRModule:
 
     def show(self, show_meta_data: bool = False) -> None:
         """Print the text, without the values of constants unless `show_meta_data`."""
-        print(self._shown(show_meta_data))
+        print(self._display_text(show_meta_data))
 
-    def _shown(self, show_meta_data: bool) -> str:
+    def _display_text(self, show_meta_data: bool) -> str:
         """Return TVMScript for a module of PrimFuncs only, else Relay text."""
         are_loops = all(f.type_key == "tir.PrimFunc" for f in self.functions.values())
         if IRModule.script_printer is None or not self.functions or not are_loops:
@@ -231,11 +231,11 @@ class IRModule:
         return printer(self, show_meta_data, annotate, show_spans)
 
     def __str__(self) -> str:
-        return self._shown(show_meta_data=False)
+        return self._display_text(show_meta_data=False)
 
     def __repr__(self) -> str:
         """Return the text, as expressions and functions do: a prompt shows the program."""
-        return self._shown(show_meta_data=False)
+        return self._display_text(show_meta_data=False)
 
     def _repr_html_(self) -> str | None:
         """Return the HTML representation for notebooks."""

@@ -13,7 +13,7 @@ Operation: TypeAlias = Callable[..., int | float]
 
 
 # Not int(a / b): a float has 53 bits, and a quotient of int64 may need 63.
-def truncated_quotient(a: float, b: float) -> float:
+def trunc_div(a: float, b: float) -> float:
     """Return a / b, rounded towards zero for integers as C does."""
     if isinstance(a, int) and isinstance(b, int):
         quotient = abs(a) // abs(b)
@@ -22,19 +22,19 @@ def truncated_quotient(a: float, b: float) -> float:
 
 
 # As codegen's: a NaN of either side is the result; Python's min and max keep the first operand.
-def lesser(a: float, b: float) -> float:
+def nan_min(a: float, b: float) -> float:
     """Return the minimum, NaN if either operand is NaN."""
     return b if b < a or b != b else a
 
 
-def greater(a: float, b: float) -> float:
+def nan_max(a: float, b: float) -> float:
     """Return the maximum, NaN if either operand is NaN."""
     return b if b > a or b != b else a
 
 
 # Double precision rounded once is what a machine computes in a narrower dtype: 53 bits are more
 # than twice 24 and two.
-def fold_numbers(
+def fold_in_dtype(
     operation: Operation, a: float, b: float, operands: str, result: str
 ) -> int | float:
     """Fold an operation on two constants of a dtype, rounding or wrapping the result. Raises
@@ -42,11 +42,13 @@ def fold_numbers(
     """
     if dt.is_float(operands):
         # A constant may be written with more digits than its dtype holds.
-        a, b = dt.as_held(a, operands), dt.as_held(b, operands)
-    return dt.as_held(operation(a, b), result)
+        a, b = dt.wrap_to_dtype(a, operands), dt.wrap_to_dtype(b, operands)
+    return dt.wrap_to_dtype(operation(a, b), result)
 
 
-def fold_sizes(operation: Operation, a: float, b: float, operands: str, result: str) -> int | float:
+def fold_size_constants(
+    operation: Operation, a: float, b: float, operands: str, result: str
+) -> int | float:
     """Fold an operation on two program constants, exactly for int64 sizes.
 
     Sizes and indices are int64, and are whole numbers while they are computed: a reach of (k - 1) *
@@ -56,10 +58,10 @@ def fold_sizes(operation: Operation, a: float, b: float, operands: str, result: 
     # Sizes are proved about as mathematical integers; wrapping one would prove what is false.
     if result == operands == "int64":
         return operation(a, b)
-    return fold_numbers(operation, a, b, operands, result)
+    return fold_in_dtype(operation, a, b, operands, result)
 
 
-def convert_number(value: float, source: str, dtype: str) -> int | float | None:
+def cast_constant(value: float, source: str, dtype: str) -> int | float | None:
     """Cast a constant between dtypes with wrap-around for integers; None for a float out of range.
 
     None for a float that an integer dtype does not hold (a NaN, an infinity, 3e10 as int32): it has
@@ -68,9 +70,9 @@ def convert_number(value: float, source: str, dtype: str) -> int | float | None:
     if dtype == "bool":
         return bool(value)
     if not (dt.is_float(source) or source in dt.SMALL_FLOATS):
-        return dt.as_held(value, dtype)
+        return dt.wrap_to_dtype(value, dtype)
     ends = dt.int_range(dtype)
     if ends is None:
-        return dt.as_held(dt.as_held(value, source), dtype)
+        return dt.wrap_to_dtype(dt.wrap_to_dtype(value, source), dtype)
     # C leaves the conversion of a float out of range undefined: it is not folded.
     return value if math.isfinite(value) and ends[0] <= int(value) <= ends[1] else None

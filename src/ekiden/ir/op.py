@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from numpy import typing as npt  # the package first: another thread may be importing it
 
 from ekiden._lazy import LazyModule, load_deferred
-from ekiden.ir.attrs import Attrs, NamedDimsAttrs, own_attrs
+from ekiden.ir.attrs import Attrs, NamedDimsAttrs, unwrap_user_attrs
 from ekiden.ir.expr import RelayExpr
-from ekiden.ir.extensions import note_extension
-from ekiden.ir.node import NODE_TYPES, ignored, node
+from ekiden.ir.extensions import record_extension
+from ekiden.ir.node import NODE_TYPES, ignored_field, node
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.ir.span import Span
-from ekiden.ir.table import Table
-from ekiden.ir.text import type_text
-from ekiden.ir.type import TensorType, TupleType, Type, tensor_type, with_dims
+from ekiden.ir.table import LazyRegistry
+from ekiden.ir.text import format_type
+from ekiden.ir.type import TensorType, TupleType, Type, substitute_unknown_dims, tensor_type
 from ekiden.runtime import register_func
 from ekiden.runtime.errors import CompileError, EkidenError, RunError, TypeInferenceError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 """A NumPy array; its dtype is known at run time alone."""
 
 
-class Precision(Enum):
+class PrecisionPolicy(Enum):
     """Mixed-precision policy of an operator."""
 
     ALWAYS = "takes the smaller type, and is worth casts for it"
@@ -47,7 +47,7 @@ class Precision(Enum):
     UNKNOWN = "nobody has said"
 
 
-class Memory(Enum):
+class MemoryAliasing(Enum):
     """Aliasing between the arguments and the result of an explicit memory operator."""
 
     KEEPS = "its result may hold it"
@@ -55,7 +55,7 @@ class Memory(Enum):
     VIEWS = "its result lies there"
 
 
-class Linear(Enum):
+class LinearForm(Enum):
     """Linear form of a binary operator in its first operand: scaling or shifting."""
 
     NO = "nothing linear"
@@ -64,7 +64,7 @@ class Linear(Enum):
     SHIFTS_BACK = "data - value"
 
 
-class Transposes(Enum):
+class TransposeRule(Enum):
     """Rule that moves a transpose from an operator's first argument to its result."""
 
     NO = "not, unless it broadcasts"
@@ -79,7 +79,7 @@ class Transposes(Enum):
     ORDER = "both are one"
 
 
-class Borders(Enum):
+class PaddingAbsorption(Enum):
     """Constant padding of the first argument that the operator's own padding attribute can absorb.
     Zeros of a quantised argument are its zero point.
     """
@@ -102,14 +102,14 @@ class OpPattern(IntEnum):
     OPAQUE = 8
 
 
-Relation = Callable[[Sequence[Type], "Attrs | None"], Type]
+TypeRelationFunc = Callable[[Sequence[Type], "Attrs | None"], Type]
 """(argument types, attributes) -> result type, computing on symbolic dimensions.
 
 Raises TypeInferenceError that says what was expected and what came. Arguments are complete types.
 """
-Reference = Callable[..., "Array | tuple[Array, ...]"]
+ReferenceFunc = Callable[..., "Array | tuple[Array, ...]"]
 """(attrs, *arrays) -> array or tuple of arrays: what the operator means, in NumPy."""
-Solve = Callable[["Sequence[Type | None]", "Attrs | None"], "Sequence[Type | None]"]
+ArgTypeSolver = Callable[["Sequence[Type | None]", "Attrs | None"], "Sequence[Type | None]"]
 """(argument types, None where unknown, attributes) -> argument types, as far as they follow."""
 Lowering = Callable[..., "Sequence[object]"]
 """(attrs, te inputs, result type) -> te output tensors.
@@ -123,7 +123,7 @@ class Op(RelayExpr):
     """Operator as a callable expression. Get one with `get`."""
 
     name: str
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     @property
     def definition(self) -> OpDef:
@@ -163,7 +163,9 @@ class Op(RelayExpr):
     def set_num_inputs(self, n: int) -> None:
         """Set the number of arguments, for those that `add_argument` does not name."""
         named = self.definition.arguments[:n]
-        _change(self.name, arguments=(*named, *(f"argument_{i}" for i in range(len(named), n))))
+        _replace_definition(
+            self.name, arguments=(*named, *(f"argument_{i}" for i in range(len(named), n)))
+        )
 
     def add_argument(self, name: str, type: str, description: str) -> None:
         """Name the first unnamed argument. (The type's name and the description are of TVM's face;
@@ -174,15 +176,19 @@ class Op(RelayExpr):
         # `set_num_inputs` may have made arguments before they are named.
         at = unnamed[0] if unnamed else len(named)
         named[at : at + 1] = [name]
-        _change(self.name, arguments=tuple(named))
+        _replace_definition(self.name, arguments=tuple(named))
 
-    def add_type_rel(self, rel_name: str, type_rel_func: Relation | None = None) -> None:
+    def add_type_rel(self, rel_name: str, type_rel_func: TypeRelationFunc | None = None) -> None:
         """Set the type relation, a function (argument types, attributes) -> result type or the name
         of a predefined one. Raises KeyError for a name that is not there.
         """
-        if type_rel_func is None and rel_name not in RELATIONS:
-            raise KeyError(f"no type relation {rel_name!r}; there are {', '.join(RELATIONS)}")
-        _change(self.name, relation=_own_relation(type_rel_func or RELATIONS[rel_name]))
+        if type_rel_func is None and rel_name not in NAMED_TYPE_RELATIONS:
+            raise KeyError(
+                f"no type relation {rel_name!r}; there are {', '.join(NAMED_TYPE_RELATIONS)}"
+            )
+        _replace_definition(
+            self.name, relation=_wrap_user_relation(type_rel_func or NAMED_TYPE_RELATIONS[rel_name])
+        )
 
     def set_attrs_type_key(self, key: str) -> None:
         """Set the attribute class of calls by its type key; "DictAttrs" means none.
@@ -191,7 +197,7 @@ class Op(RelayExpr):
         """
         if key != "DictAttrs" and key not in NODE_TYPES:
             raise KeyError(f"no attribute class {key!r}")
-        _change(self.name, attrs=None if key == "DictAttrs" else NODE_TYPES[key])
+        _replace_definition(self.name, attrs=None if key == "DictAttrs" else NODE_TYPES[key])
 
     def set_support_level(self, level: int) -> None:
         """Set TVM's support level, from 1 (common) to 10 (rare)."""
@@ -295,18 +301,18 @@ class OpDef:
     name: str
     arguments: tuple[str, ...]
     attrs: type[Attrs] | None = None
-    relation: Relation
-    reference: Reference | None = None
+    relation: TypeRelationFunc
+    reference: ReferenceFunc | None = None
     lower: Lowering | None = None
-    solve: Solve | None = None
+    solve: ArgTypeSolver | None = None
     pattern: OpPattern = OpPattern.OPAQUE
     variadic: bool = False
     optional: int = 0
     stateful: bool = False
     reshape_only: bool = False
     fence: bool = False
-    precision: Precision = Precision.UNKNOWN
-    memory: Memory = Memory.KEEPS
+    precision: PrecisionPolicy = PrecisionPolicy.UNKNOWN
+    memory: MemoryAliasing = MemoryAliasing.KEEPS
     layout: str = ""
     macs: Macs | None = None
     dims: DimsOf | None = None
@@ -316,9 +322,9 @@ class OpDef:
     refuses: bool = False
     fields: Callable[[Attrs | None], int] | None = None
     kernels: tuple[str, ...] = ()
-    linear: Linear = Linear.NO
-    turns: Transposes = Transposes.NO
-    borders: Borders = Borders.NO
+    linear: LinearForm = LinearForm.NO
+    turns: TransposeRule = TransposeRule.NO
+    borders: PaddingAbsorption = PaddingAbsorption.NO
     commutes: bool = False
     channels: tuple[int, int] | None = None
     fast: str = ""
@@ -340,12 +346,12 @@ class OpDef:
 
 OP_ATTRS: dict[str, dict[str, object]] = {}
 """What users attach to operators: attribute name -> operator name -> value."""
-OPS: Table[str, OpDef] = Table()
-OP_NODES: Table[str, Op] = Table()
+OPS: LazyRegistry[str, OpDef] = LazyRegistry()
+OP_NODES: LazyRegistry[str, Op] = LazyRegistry()
 """Every operator by its name: those of Relay, and "tir.exp" and the like of loop programs."""
 
 
-def same_type(types: Sequence[Type], attrs: Attrs | None) -> Type:
+def identity_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     """Return the argument's type: the Identity relation of elementwise operators.
 
     Inference goes both ways through them.
@@ -358,15 +364,15 @@ def register_op(definition: OpDef) -> OpDef:
     if OPS.has(definition.name):
         raise ValueError(f"operator {definition.name!r} is declared twice")
     # Any function of the row would do: it tells by its module whose operator this is.
-    note_extension(definition.relation)
-    register_name(definition.name)
+    record_extension(definition.relation)
+    register_op_name(definition.name)
     OPS[definition.name] = definition
     return definition
 
 
-RELATIONS: dict[str, Relation] = {}
+NAMED_TYPE_RELATIONS: dict[str, TypeRelationFunc] = {}
 """The type relations that a program may give its operators by name."""
-_OWN: set[str] = set()
+_USER_OPS: set[str] = set()
 """Operators that a program has declared, and may go on to describe."""
 
 
@@ -379,61 +385,63 @@ def declare_own(op_name: str, describe: str = "") -> Op:
     if op_name in OP_NODES:
         raise CompileError(f"Operator {op_name} is registered before")
 
-    def undefined(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    def missing_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         raise TypeInferenceError(f"{op_name}: no type relation; give it one by add_type_rel")
 
-    def uncomputed(attrs: Attrs | None, inputs: Sequence[object], out: Type) -> Sequence[object]:
+    def missing_compute(
+        attrs: Attrs | None, inputs: Sequence[object], out: Type
+    ) -> Sequence[object]:
         raise CompileError(f"{op_name}: no computation; give it one by register_compute")
 
-    _OWN.add(op_name)
-    note_extension(op_name)
+    _USER_OPS.add(op_name)
+    record_extension(op_name)
     row = OpDef(
         name=op_name,
         arguments=(),
-        relation=undefined,
-        lower=uncomputed,
+        relation=missing_relation,
+        lower=missing_compute,
         description=describe,
     )
     register_op(row)
     return OP_NODES[op_name]
 
 
-def _change(op_name: str, **fields: Any) -> None:  # noqa: ANN401 - the fields of OpDef
+def _replace_definition(op_name: str, **fields: Any) -> None:  # noqa: ANN401 - the fields of OpDef
     """Replace fields of a user-defined operator's definition. Raises ValueError for Ekiden's."""
-    if op_name not in _OWN:
+    if op_name not in _USER_OPS:
         raise ValueError(f"operator {op_name!r} is Ekiden's: its declaration stands")
     OPS[op_name] = replace(OPS[op_name], **fields)
 
 
-def _own_relation(own: Relation) -> Relation:
+def _wrap_user_relation(own: TypeRelationFunc) -> TypeRelationFunc:
     """Wrap a user's type relation so that it does not see named dimensions."""
 
-    def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    def relation_with_named_dims(types: Sequence[Type], attrs: Attrs | None) -> Type:
         """Return the result type with the call's named dimensions in place of the unknown ones."""
-        result = own(types, own_attrs(attrs))
+        result = own(types, unwrap_user_attrs(attrs))
         named = isinstance(attrs, NamedDimsAttrs) and result is not None
-        return with_dims(result, iter(attrs.symbols)) if named else result  # type: ignore[union-attr]
+        return substitute_unknown_dims(result, iter(attrs.symbols)) if named else result  # type: ignore[union-attr]
 
-    return relation
+    return relation_with_named_dims
 
 
-def set_dims(op_name: str, dims: DimsOf) -> None:
+def set_dynamic_dims(op_name: str, dims: DimsOf) -> None:
     """Set the function that computes a user-defined operator's unknown result dimensions at run
     time.
 
     Raises ValueError for one of Ekiden's.
     """
-    _change(op_name, dims=dims)
+    _replace_definition(op_name, dims=dims)
 
 
 def set_pattern(op_name: str, pattern: OpPattern) -> None:
     """Set the fusion pattern of a user-defined operator. Raises ValueError for one of Ekiden's."""
-    _change(op_name, pattern=OpPattern(pattern))
+    _replace_definition(op_name, pattern=OpPattern(pattern))
 
 
 def register_reference(
-    op_name: str, reference: Reference | None = None, level: int = 10
-) -> Callable[[Reference], Reference] | Reference:
+    op_name: str, reference: ReferenceFunc | None = None, level: int = 10
+) -> Callable[[ReferenceFunc], ReferenceFunc] | ReferenceFunc:
     """Register the NumPy reference of a user-defined operator, used by the interpreter, constant
     folding and result checks. Without a function, a decorator.
 
@@ -448,26 +456,26 @@ def register_reference(
             the dtype, shape and number that the type relation says.
     """
 
-    def register(function: Reference) -> Reference:
+    def register(function: ReferenceFunc) -> ReferenceFunc:
         """Register the reference and return it."""
         if not callable(function):
             raise CompileError(f"{op_name}: expected a function as its reference, got {function!r}")
-        note_extension(function)
-        _change(op_name, reference=_own_reference(op_name, function))
+        record_extension(function)
+        _replace_definition(op_name, reference=_check_user_reference(op_name, function))
         return function
 
     return register if reference is None else register(reference)
 
 
-def _own_reference(op_name: str, function: Reference) -> Reference:
+def _check_user_reference(op_name: str, function: ReferenceFunc) -> ReferenceFunc:
     """Wrap a user's reference so that its results are checked against the type relation."""
 
-    def reference(attrs: Attrs | None, *arrays: object) -> Array | tuple[Array, ...]:
+    def checked_reference(attrs: Attrs | None, *arrays: object) -> Array | tuple[Array, ...]:
         """Call the user's function and check the types of its results. Raises RunError where it is
         of another type.
         """
         try:
-            result = function(own_attrs(attrs), *arrays)
+            result = function(unwrap_user_attrs(attrs), *arrays)
         # Errors that name their cause already, as those of nested operators do.
         except EkidenError:
             raise
@@ -475,31 +483,32 @@ def _own_reference(op_name: str, function: Reference) -> Reference:
             reason = f"{type(error).__name__}: {error}"
             raise RunError(f"{op_name}: its reference raised {reason}") from error
         # Looked up at the call: the relation may be set after the reference.
-        kind = OPS[op_name].relation([_type_of(a) for a in arrays], attrs)
+        kind = OPS[op_name].relation([_infer_value_type(a) for a in arrays], attrs)
         expected = kind.fields if isinstance(kind, TupleType) else (kind,)
         results = result if isinstance(result, (tuple, list)) else (result,)
-        result_types = [_type_of(p) for p in results]
+        result_types = [_infer_value_type(p) for p in results]
         if isinstance(result, (tuple, list)) != isinstance(kind, TupleType) or not (
-            len(expected) == len(result_types) and all(map(_may_be, expected, result_types))
+            len(expected) == len(result_types)
+            and all(map(_is_compatible_type, expected, result_types))
         ):
-            promised, actual = type_text(kind), ", ".join(map(type_text, result_types))
+            promised, actual = format_type(kind), ", ".join(map(format_type, result_types))
             raise RunError(
                 f"{op_name}: its reference gave {actual}, its type relation says {promised}"
             )
         return result
 
-    return reference
+    return checked_reference
 
 
-def _type_of(value: object) -> Type:
+def _infer_value_type(value: object) -> Type:
     """Return the type of an array or a tuple of arrays."""
     if isinstance(value, (tuple, list)):
-        return TupleType(tuple(map(_type_of, value)))
+        return TupleType(tuple(map(_infer_value_type, value)))
     shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", type(value).__name__)
     return tensor_type(shape, str(dtype))
 
 
-def _may_be(expected: Type, actual: Type) -> bool:
+def _is_compatible_type(expected: Type, actual: Type) -> bool:
     """Return whether an actual tensor type is compatible with an expected one that may have unknown
     sizes.
     """
@@ -517,10 +526,10 @@ def set_stateful(op_name: str, stateful: bool) -> None:
 
     Raises ValueError for one of Ekiden's.
     """
-    _change(op_name, stateful=stateful)
+    _replace_definition(op_name, stateful=stateful)
 
 
-def register_name(name: str) -> Op:
+def register_op_name(name: str) -> Op:
     """Register an operator's name, so that it can be looked up and have attributes. Raises
     ValueError when the name is taken.
     """
@@ -532,14 +541,14 @@ def register_name(name: str) -> Op:
 def get(name: str) -> Op:
     """Look up an operator by name. Raises KeyError with the nearest names."""
     if name not in OP_NODES:
-        raise KeyError(f"no operator {name!r}{nearest(name)}")
+        raise KeyError(f"no operator {name!r}{suggest_op_names(name)}")
     return OP_NODES[name]
 
 
 register_func("ir.GetOp", get, override=True)
 
 
-def nearest(name: str) -> str:
+def suggest_op_names(name: str) -> str:
     """Return `; did you mean ...?` with similar operator names, or "" if there are none."""
     last = name.rpartition(".")[2]
     # The same name under another prefix first ("conv2d" for "nn.conv2d"), then a misspelling.
@@ -560,13 +569,13 @@ def register_op_attr(
     """
 
     def register(attached: _V) -> _V:
-        note_extension(attached)
+        record_extension(attached)
         return set_op_attr(op_name, attr_key, attached)
 
     return register if value is None else register(value)
 
 
-def registrar(
+def make_attr_registrar(
     attr_key: str, what: str, changed: Callable[[str], None] | None = None
 ) -> Callable[..., Callable[..., object]]:
     """Return a registration function `(op_name, function=None, level=10)` for one operator
@@ -583,14 +592,14 @@ def registrar(
         set below.
         """
 
-        def one(attached: Callable[..., object]) -> Callable[..., object]:
+        def attach_function(attached: Callable[..., object]) -> Callable[..., object]:
             """Attach the function to the operator and return it."""
             register_op_attr(op_name, attr_key, attached, level)
             if changed is not None:
                 changed(op_name)
             return attached
 
-        return one if function is None else one(function)
+        return attach_function if function is None else attach_function(function)
 
     register.__doc__ = f"{what} Without a function, a decorator. Raises KeyError for no operator."
     return register

@@ -11,13 +11,13 @@ class OpName(str):
     """Intrinsic name such as "exp", whose `name` is the registry's "tir.exp"."""
 
     __slots__ = ()
-    others: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    tvm_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     """Ours -> TVM's where they differ; set by `ekiden.ir.intrinsic`."""
 
     @property
     def name(self) -> str:
         """Return the name in the operator registry, as `ekiden.ir.Op.get` takes it."""
-        return f"tir.{self.others.get(self, self)}"
+        return f"tir.{self.tvm_names.get(self, self)}"
 
     def same_as(self, other: object) -> bool:
         """Return whether another operator has the same registry name."""

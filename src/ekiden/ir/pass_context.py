@@ -31,7 +31,7 @@ else:
 
 LOG = LazyLogger(__name__)
 T = TypeVar("T")
-DEBUG, INFO = 10, 20
+DEBUG_LEVEL, INFO_LEVEL = 10, 20
 """The levels of `logging` for what is said of a compilation."""
 
 
@@ -114,79 +114,83 @@ class PassInstrument:
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class ContextOption:
     """Pass context option: type, default (None: unset) and description."""
 
     kind: type
     default: object
     doc: str
-    fields: Mapping[str, Option] | None = None
+    fields: Mapping[str, ContextOption] | None = None
     """Of a dictionary: what it may hold, and what that is where it is left out. None: anything."""
 
 
-OPTIONS: dict[str, Option] = {}
+CONTEXT_OPTIONS: dict[str, ContextOption] = {}
 """What `PassContext(config=...)` may hold, by key. `register_option` adds to it."""
 
 
 def register_option(
-    key: str, kind: type, default: object, doc: str, fields: Mapping[str, Option] | None = None
+    key: str,
+    kind: type,
+    default: object,
+    doc: str,
+    fields: Mapping[str, ContextOption] | None = None,
 ) -> str:
     """Register an option that passes read with `PassContext.option`, or `PassContext.fields` for a
     dictionary with fields; return its key.
 
     Raises ValueError when the key is taken.
     """
-    if key in OPTIONS:
+    if key in CONTEXT_OPTIONS:
         raise ValueError(f"register option {key!r}: it is registered already")
-    OPTIONS[key] = Option(kind, default, doc, fields)
+    CONTEXT_OPTIONS[key] = ContextOption(kind, default, doc, fields)
     return key
 
 
 # Those of our own passes stand here, not beside them, so that all are known whatever is imported.
-FUSE_DEPTH = register_option(
+MAX_FUSE_DEPTH_OPTION = register_option(
     "relay.FuseOps.max_depth", int, 256, "how many operators one kernel may hold"
 )
-FALLBACK = register_option(
+FALLBACK_DEVICE_OPTION = register_option(
     "relay.fallback_device_type",
     int,
     0,
     "of a compilation for several devices the kind that operators run on which nothing places, in "
     "DLPack's numbers; 0 for that of the device that is named first",
 )
-PRECISION = register_option(
+PRODUCT_PRECISION_OPTION = register_option(
     "relay.ProductPrecision.dtype",
     str,
     "",
     'the type that operands of dense layers are rounded to: "bfloat16", or "" for none',
 )
-ENGINE = register_option(
+BYOC_ENGINE_OPTION = register_option(
     "byoc.engine",
     str,
     "",
     'the engine of others that takes regions of a model: its name; "auto" for where one is faster '
     'than Ekiden, as measured; "" for none',
 )
-SIZE = register_option(
+WEIGHT_SIZE_OPTION = register_option(
     "relay.AlterOpLayout.size",
     str,
     "",
     'of weights in an artifact: "small" has them as large as they are in the model, "" as kernels '
     "take them",
 )
-KEEP_OUTPUT = register_option(
+KEEP_OUTPUT_DTYPE_OPTION = register_option(
     "relay.ToMixedPrecision.keep_orig_output_dtype",
     bool,
     False,
     "whether results of functions keep their dtype",
 )
-COSTS = register_option(
+PLACEMENT_COSTS_OPTION = register_option(
     "relay.PlaceByCost.costs",
     dict,
     {},
     "what operators and copies cost on the host and on a device, by which PlaceByCost places them: "
     "the fields of its Costs; \"devices='auto'\" measures them",
 )
-DENORMALS = register_option(
+DENORMALS_OPTION = register_option(
     "kernels.denormals",
     str,
     "keep",
@@ -195,7 +199,7 @@ DENORMALS = register_option(
 )
 DENORMALS_KINDS = ("keep", "flush")
 """What that option may be."""
-FLOAT_REWRITES = register_option(
+FLOAT_REWRITES_OPTION = register_option(
     "relay.float_rewrites",
     str,
     "rounded",
@@ -204,37 +208,37 @@ FLOAT_REWRITES = register_option(
 )
 FLOAT_REWRITES_KINDS = ("exact", "rounded", "free")
 """What that option may be, the strictest first."""
-DECISIONS = register_option(
+KERNEL_DECISIONS_OPTION = register_option(
     "kernels.decisions",
     dict,
     {},
     "what is chosen about kernels: {family, kernel or node: {choice: value} or 'choice=value ...'}",
 )
-RECORDS = register_option(
+TUNING_RECORDS_OPTION = register_option(
     "kernels.records",
     dict,
     {},
     "what tuning has found about kernels: {'workload target': [[sizes, rule, choice], ...]}"
     " (docs/tuning.md)",
 )
-UNROLL = register_option(
+UNROLL_LOOP_OPTION = register_option(
     "tir.UnrollLoop",
     dict,
     {},
     "which serial loops are unrolled that no schedule unrolls",
     {
-        "auto_max_step": Option(int, 0, "those that make at most so many statements"),
-        "auto_max_depth": Option(int, 8, "those with at most so many unrolled ones inside"),
-        "auto_max_extent": Option(int, 0, "those of at most so many turns"),
+        "auto_max_step": ContextOption(int, 0, "those that make at most so many statements"),
+        "auto_max_depth": ContextOption(int, 8, "those with at most so many unrolled ones inside"),
+        "auto_max_extent": ContextOption(int, 0, "those of at most so many turns"),
     },
 )
-SIMPLIFY = register_option(
+SIMPLIFY_OPTION = register_option(
     "tir.Simplify",
     dict,
     {},
     "what TVM's simplifier may do besides: permissions, which this one does not need",
     {
-        name: Option(bool, False, "a permission: results are equal without it")
+        name: ContextOption(bool, False, "a permission: results are equal without it")
         for name in (
             "transitively_prove_inequalities",
             "convert_boolean_to_and_of_ors",
@@ -244,63 +248,69 @@ SIMPLIFY = register_option(
         )
     },
 )
-REMOVE_NO_OP = register_option(
+REMOVE_NO_OP_OPTION = register_option(
     "tir.RemoveNoOp",
     dict,
     {},
     "what counts as without effect",
     {
-        "use_dataflow_analysis": Option(bool, False, "stores that are overwritten unread, too"),
-        "max_simplification_steps": Option(int, 0, "TVM's; proofs here have an end of their own"),
+        "use_dataflow_analysis": ContextOption(
+            bool, False, "stores that are overwritten unread, too"
+        ),
+        "max_simplification_steps": ContextOption(
+            int, 0, "TVM's; proofs here have an end of their own"
+        ),
     },
 )
-NO_VECTORS = register_option(
+DISABLE_VECTORIZE_OPTION = register_option(
     "tir.disable_vectorize",
     bool,
     False,
     "whether loops that a schedule vectorizes stay loops; tiles that are written in vectors do not "
     "change",
 )
-NO_SHARING = register_option(
+DISABLE_STORAGE_REWRITE_OPTION = register_option(
     "tir.disable_storage_rewrite",
     bool,
     False,
     "whether each intermediate inside of a kernel has memory of its own",
 )
-PLANS_MEMORY = register_option(
+USMP_ENABLE_OPTION = register_option(
     "tir.usmp.enable",
     bool,
     True,
     "whether the memory of C programs without the runtime is planned as a whole: always",
 )
-PLANNER = register_option(
+USMP_ALGORITHM_OPTION = register_option(
     "tir.usmp.algorithm", str, "", "TVM's choice of how; the planner here has one way"
 )
-HOIST_IF = register_option(
+HOIST_IF_OPTION = register_option(
     "tir.HoistIfThenElse",
     dict,
     {},
     "which loops conditions are taken out of",
     {
-        "support_block_scope_hosting": Option(bool, False, "those of a device's threads, too"),
+        "support_block_scope_hosting": ContextOption(
+            bool, False, "those of a device's threads, too"
+        ),
     },
 )
-LOOP_PARTITION = register_option(
+LOOP_PARTITION_OPTION = register_option(
     "tir.LoopPartition",
     dict,
     {},
     "which loops are cut into parts whose conditions are decided",
-    {"partition_const_loop": Option(bool, True, "those whose extent is a number, too")},
+    {"partition_const_loop": ContextOption(bool, True, "those whose extent is a number, too")},
 )
 
 
-CHECKS_BOUNDS = register_option(
+BOUND_CHECKERS_OPTION = register_option(
     "tir.instrument_bound_checkers",
     bool,
     False,
     "whether kernels compare every access of a buffer with its extent, as by `bounds='check'`",
 )
-ADDED = register_option(
+ADDED_PASSES_OPTION = register_option(
     "tir.add_lower_pass",
     list,
     [],
@@ -325,7 +335,7 @@ class AddedPass:
         return f"({self.phase}, {getattr(self.run, 'name', self.run)}, {self.token})"
 
 
-def _added(value: Iterable[object]) -> list[AddedPass]:
+def _parse_added_passes(value: Iterable[object]) -> list[AddedPass]:
     """Parse TVM's (phase, pass) pairs into AddedPass objects. Raises PassError."""
     passes = []
     for entry in value:
@@ -334,19 +344,21 @@ def _added(value: Iterable[object]) -> list[AddedPass]:
                 entry if isinstance(entry, (tuple, list)) and len(entry) == 2 else (-1, None)
             )
             if run is None or not isinstance(phase, int) or phase < 0 or not hasattr(run, "info"):
-                raise PassError(f"PassContext: {ADDED!r} has (phase, pass), got {entry!r}")
+                raise PassError(
+                    f"PassContext: {ADDED_PASSES_OPTION!r} has (phase, pass), got {entry!r}"
+                )
             # Random, so that no other context, here or in another process, has the same token.
             entry = AddedPass(min(phase, 3), run, os.urandom(16).hex())
         passes.append(entry)
     return passes
 
 
-def _near(key: str, table: Mapping[str, Option]) -> str:
+def _suggest_options(key: str, table: Mapping[str, ContextOption]) -> str:
     """Return the tail of an unknown-option message: the closest names and where to list all.
 
     Those of one dictionary are few, and are all named.
     """
-    if table is not OPTIONS:
+    if table is not CONTEXT_OPTIONS:
         return f"; there are {', '.join(table)}"
     last = {name.rpartition(".")[2].lower(): name for name in table}  # "max_depth" is asked for too
     near = difflib.get_close_matches(key, table, n=3, cutoff=0.6)
@@ -356,18 +368,22 @@ def _near(key: str, table: Mapping[str, Option]) -> str:
     return f"{suggestion}; PassContext.list_configs() has all"
 
 
-def _checked(key: str, value: object, table: Mapping[str, Option] = OPTIONS) -> object:
+def _validate_option(
+    key: str, value: object, table: Mapping[str, ContextOption] = CONTEXT_OPTIONS
+) -> object:
     """Validate an option's value and return it, with 0 or 1 converted for a bool option."""
     if key not in table:
-        raise PassError(f"PassContext: no option {key!r}{_near(key, table)}")
+        raise PassError(f"PassContext: no option {key!r}{_suggest_options(key, table)}")
     kind, fields = table[key].kind, table[key].fields
     if fields is not None and isinstance(value, dict):
-        return {name: _checked(name, field_value, fields) for name, field_value in value.items()}
+        return {
+            name: _validate_option(name, field_value, fields) for name, field_value in value.items()
+        }
     # TVM's programs give 0 and 1 for bools.
     if kind is bool and type(value) is int and value in (0, 1):
         return bool(value)
-    if key == ADDED and isinstance(value, (list, tuple)):
-        return _added(value)
+    if key == ADDED_PASSES_OPTION and isinstance(value, (list, tuple)):
+        return _parse_added_passes(value)
     # A bool is an int to Python, and no number to a reader of the option.
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise PassError(
@@ -403,7 +419,7 @@ class PassContext:
         self.required_pass = frozenset(required_pass or ())
         self.disabled_pass = frozenset(disabled_pass or ())
         self.instruments: tuple[PassInstrument, ...] = tuple(instruments or ())
-        self.config = {key: _checked(key, value) for key, value in (config or {}).items()}
+        self.config = {key: _validate_option(key, value) for key, value in (config or {}).items()}
         self._tokens: list[contextvars.Token[PassContext]] = []
 
     @staticmethod
@@ -416,7 +432,7 @@ class PassContext:
         """Return every option with its type, default and description."""
         return {
             key: {"type": row.kind.__name__, "default": row.default, "doc": row.doc}
-            for key, row in sorted(OPTIONS.items())
+            for key, row in sorted(CONTEXT_OPTIONS.items())
         }
 
     def option(self, key: str) -> object:
@@ -424,13 +440,13 @@ class PassContext:
         if key in self.config:
             return self.config[key]
         # For the message that names the nearest options.
-        if key not in OPTIONS:
-            _checked(key, None)
-        return OPTIONS[key].default
+        if key not in CONTEXT_OPTIONS:
+            _validate_option(key, None)
+        return CONTEXT_OPTIONS[key].default
 
     def fields(self, key: str) -> Mapping[str, int]:
         """Return all fields of a dictionary option, with defaults for those not set."""
-        rows = OPTIONS[key].fields
+        rows = CONTEXT_OPTIONS[key].fields
         values = self.option(key)
         assert rows is not None and isinstance(values, dict), f"{key!r} is an option with fields"
         return {name: values.get(name, row.default) for name, row in rows.items()}
@@ -586,7 +602,7 @@ def with_instruments(instruments: tuple[PassInstrument, ...]) -> Iterator[None]:
             around.instruments = ()
 
 
-def show_product(file_name: str, meaning: str, render: Callable[[], str]) -> None:
+def notify_product(file_name: str, meaning: str, render: Callable[[], str]) -> None:
     """Pass a stage's textual product to the current instruments; `render` is called only
     on demand.
     """
@@ -601,7 +617,7 @@ def current_dump() -> PassInstrument | None:
 
 
 @contextmanager
-def in_dump(dump: PassInstrument | None) -> Iterator[None]:
+def attach_dump(dump: PassInstrument | None) -> Iterator[None]:
     """Add a compilation's dump to the instruments of the enclosed block, possibly in another
     thread.
     """
@@ -613,11 +629,11 @@ def in_dump(dump: PassInstrument | None) -> Iterator[None]:
 
 
 @contextmanager
-def dumping(what: str) -> Iterator[None]:
+def dump_if_requested(what: str) -> Iterator[None]:
     """Dump the enclosed compilation if EKIDEN_DUMP requests it; also usable as a decorator. Raises
     InputError for a value of it that cannot be.
     """
-    dump = environment.dump()
+    dump = environment.dump_request()
     with nullcontext() if dump is None else dumps.dump_compilation(what, dump):
         yield
 
@@ -629,7 +645,7 @@ _CURRENT: contextvars.ContextVar[PassContext] = contextvars.ContextVar(
 
 
 @contextmanager
-def phase(name: str, level: int = INFO) -> Iterator[None]:
+def time_phase(name: str, level: int = INFO_LEVEL) -> Iterator[None]:
     """Run a compilation phase under the current instruments and log its duration.
 
     Around a block or, as a decorator, around a function.

@@ -16,34 +16,34 @@ class NameSupply:
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
-        self._taken: dict[str, int] = {}
+        self._used_names: dict[str, int] = {}
 
-    def _full(self, name: str, add_prefix: bool) -> str:
+    def _full_name(self, name: str, add_prefix: bool) -> str:
         full_name = f"{self.prefix}_{name}" if add_prefix and self.prefix else name
         return re.sub(r"\W", "_", full_name)
 
     def fresh_name(self, name: str, add_prefix: bool = True) -> str:
         """Return and reserve an unused name: the given one, with a number appended if needed."""
-        full_name = self._full(name, add_prefix)
-        if full_name not in self._taken:
-            self._taken[full_name] = 0
+        full_name = self._full_name(name, add_prefix)
+        if full_name not in self._used_names:
+            self._used_names[full_name] = 0
             return full_name
         while True:
-            self._taken[full_name] += 1
-            candidate = f"{full_name}_{self._taken[full_name]}"
-            if candidate not in self._taken:
-                self._taken[candidate] = 0
+            self._used_names[full_name] += 1
+            candidate = f"{full_name}_{self._used_names[full_name]}"
+            if candidate not in self._used_names:
+                self._used_names[candidate] = 0
                 return candidate
 
     def reserve_name(self, name: str, add_prefix: bool = True) -> str:
         """Reserve a name even if it is already in use."""
-        full_name = self._full(name, add_prefix)
-        self._taken.setdefault(full_name, 0)
+        full_name = self._full_name(name, add_prefix)
+        self._used_names.setdefault(full_name, 0)
         return full_name
 
     def contains_name(self, name: str, add_prefix: bool = True) -> bool:
         """Return whether a name is reserved."""
-        return self._full(name, add_prefix) in self._taken
+        return self._full_name(name, add_prefix) in self._used_names
 
 
 class GlobalVarSupply:
@@ -74,7 +74,7 @@ class GlobalVarSupply:
 
     def unique_global_for(self, name: str, add_prefix: bool = True) -> GlobalVar:
         """Return the one GlobalVar of a name, creating it on first use."""
-        full_name = self.names._full(name, add_prefix)
+        full_name = self.names._full_name(name, add_prefix)
         if full_name not in self._known:
             self._known[full_name] = GlobalVar(self.names.reserve_name(name, add_prefix))
         return self._known[full_name]

@@ -7,13 +7,13 @@ from typing import TypeVar, cast
 
 from ekiden._lazy import load_deferred, load_module
 
-__all__ = ["Table"]
+__all__ = ["LazyRegistry"]
 
 _K = TypeVar("_K", bound=Hashable)
 _V = TypeVar("_V")
 
 
-class Table(dict[_K, _V]):
+class LazyRegistry(dict[_K, _V]):
     """Registry filled by modules that are imported when a missing row is looked up. Before it
     denies a row, or lists all, it loads deferred modules: the one that makes the row, where
     `row_modules` knows it. `has` and `rows` look at what is loaded. A listing leaves out rows
@@ -35,9 +35,9 @@ class Table(dict[_K, _V]):
         """Import all modules that register rows."""
         load_deferred()
 
-    def _loaded(self) -> dict[_K, _V]:
+    def _loaded_rows(self) -> dict[_K, _V]:
         # keys are listed in one step of the interpreter, as other threads add rows
-        return {key: super(Table, self).__getitem__(key) for key in list(super().__iter__())}
+        return {key: super(LazyRegistry, self).__getitem__(key) for key in list(super().__iter__())}
 
     def __missing__(self, key: _K) -> _V:
         if key in self:
@@ -50,7 +50,7 @@ class Table(dict[_K, _V]):
 
     def rows(self) -> ItemsView[_K, _V]:
         """Return the items loaded so far, without importing."""
-        return self._loaded().items()
+        return self._loaded_rows().items()
 
     def __contains__(self, key: object) -> bool:
         if dict.__contains__(self, key):
@@ -69,7 +69,7 @@ class Table(dict[_K, _V]):
 
     def __iter__(self) -> Iterator[_K]:
         self.load_all()
-        return iter(self._loaded())
+        return iter(self._loaded_rows())
 
     def __len__(self) -> int:
         self.load_all()
@@ -78,14 +78,14 @@ class Table(dict[_K, _V]):
     def keys(self) -> KeysView[_K]:  # type: ignore[override]
         """Return the keys of all rows, importing everything."""
         self.load_all()
-        return self._loaded().keys()
+        return self._loaded_rows().keys()
 
     def values(self) -> ValuesView[_V]:  # type: ignore[override]
         """Return all rows, importing everything."""
         self.load_all()
-        return self._loaded().values()
+        return self._loaded_rows().values()
 
     def items(self) -> ItemsView[_K, _V]:  # type: ignore[override]
         """Return all (key, row) items, importing everything."""
         self.load_all()
-        return self._loaded().items()
+        return self._loaded_rows().items()

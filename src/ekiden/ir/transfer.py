@@ -31,11 +31,13 @@ from ekiden.ir.op import Op, get
 
 __all__ = ["NotTransferableError", "decode", "encode"]
 
-_SCALARS = (type(None), bool, int, float, str, bytes, np.generic, np.dtype, np.ndarray, Enum)
-_BY_NAME = (type, FunctionType, BuiltinFunctionType)
-_SEQUENCES = (tuple, list, set, frozenset)
-_MAPPINGS = (dict, MappingProxyType)
-_CONTAINERS: Mapping[str, type] = {kind.__name__: kind for kind in (*_SEQUENCES, *_MAPPINGS)}
+_LEAF_TYPES = (type(None), bool, int, float, str, bytes, np.generic, np.dtype, np.ndarray, Enum)
+_TYPES_SENT_BY_NAME = (type, FunctionType, BuiltinFunctionType)
+_SEQUENCE_TYPES = (tuple, list, set, frozenset)
+_MAPPING_TYPES = (dict, MappingProxyType)
+_CONTAINER_TYPES: Mapping[str, type] = {
+    kind.__name__: kind for kind in (*_SEQUENCE_TYPES, *_MAPPING_TYPES)
+}
 """By name, as pickle cannot send the class of read-only mappings."""
 
 
@@ -43,7 +45,7 @@ class NotTransferableError(TypeError):
     """Error for a value that cannot be sent to another process."""
 
 
-class _Row(NamedTuple):
+class _ObjectRecord(NamedTuple):
     """Record of one object: its class or container name and the positions of its parts, or None and
     the leaf itself.
     """
@@ -53,7 +55,7 @@ class _Row(NamedTuple):
     leaf: object = None
 
 
-def _check_defined_here(value: type | FunctionType | BuiltinFunctionType) -> None:
+def _check_importable(value: type | FunctionType | BuiltinFunctionType) -> None:
     """Raise NotTransferableError unless the class or function is importable from Ekiden, NumPy or
     the standard library.
     """
@@ -63,13 +65,13 @@ def _check_defined_here(value: type | FunctionType | BuiltinFunctionType) -> Non
         raise NotTransferableError(f"{module}.{value.__qualname__} is not part of Ekiden")
 
 
-class _Pickler(pickle.Pickler):
+class _CheckedPickler(pickle.Pickler):
     """Pickler that rejects classes and functions which only this process defines."""
 
     def reducer_override(self, value: object) -> Any:  # noqa: ANN401
         """Check classes and functions, which pickle sends by name."""
-        if isinstance(value, _BY_NAME):
-            _check_defined_here(value)
+        if isinstance(value, _TYPES_SENT_BY_NAME):
+            _check_importable(value)
         # Pickle goes on in its usual way.
         return NotImplemented
 
@@ -81,32 +83,32 @@ def _field_names(kind: type) -> tuple[str, ...]:
     return (*names, "_checked_type") if issubclass(kind, RelayExpr) else names
 
 
-def _parts(value: object) -> tuple[type | str, list[object]] | None:
+def _decompose_value(value: object) -> tuple[type | str, list[object]] | None:
     """Return the class and the parts of a compound value, or None for a leaf."""
     kind = type(value)
     # Such an array has no elements yet; the function that computes them cannot be sent.
     if isinstance(value, np.ndarray) and getattr(value, "source", None) is not None:
         raise NotTransferableError("a constant that is computed at loading")
-    if isinstance(value, (*_SCALARS, *_BY_NAME)):
+    if isinstance(value, (*_LEAF_TYPES, *_TYPES_SENT_BY_NAME)):
         return None
     # By its name: each process has one object for an operator, compared by identity.
     if isinstance(value, Op):
         return Op, [value.name]
-    if kind in _MAPPINGS:
+    if kind in _MAPPING_TYPES:
         assert isinstance(value, Mapping)
         return kind.__name__, [entry for item in value.items() for entry in item]
-    if kind in _SEQUENCES:
+    if kind in _SEQUENCE_TYPES:
         assert isinstance(value, Iterable)
         return kind.__name__, list(value)
     if dataclasses.is_dataclass(kind):
-        _check_defined_here(kind)
+        _check_importable(kind)
         return kind, [getattr(value, name, None) for name in _field_names(kind)]
     return None
 
 
-def _rows(root: object) -> list[_Row]:
+def _object_records(root: object) -> list[_ObjectRecord]:
     """Return one record per distinct object in post order, the root last."""
-    rows: list[_Row] = []
+    rows: list[_ObjectRecord] = []
     positions: dict[int, int] = {}
     alive: list[object] = []  # an id names an object only as long as that lives
     stack: list[tuple[object, tuple[type | str, list[object]] | None]] = [(root, None)]
@@ -117,15 +119,15 @@ def _rows(root: object) -> list[_Row]:
             kind, operands = compound
             # By identity, so that shared nodes stay shared on the other side.
             positions[id(value)] = len(rows)
-            rows.append(_Row(kind, tuple(positions[id(operand)] for operand in operands)))
+            rows.append(_ObjectRecord(kind, tuple(positions[id(operand)] for operand in operands)))
             continue
         if id(value) in positions:
             continue
         alive.append(value)
-        compound = _parts(value)
+        compound = _decompose_value(value)
         if compound is None:
             positions[id(value)] = len(rows)
-            rows.append(_Row(None, leaf=value))
+            rows.append(_ObjectRecord(None, leaf=value))
             continue
         # It is being written and met again below itself: its row cannot come after all it needs.
         if id(value) in open_ids:
@@ -143,7 +145,7 @@ def encode(value: object) -> bytes:
     """
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, protocol=5).dump([tuple(row) for row in _rows(value)])
+        _CheckedPickler(buffer, protocol=5).dump([tuple(row) for row in _object_records(value)])
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         if isinstance(error, NotTransferableError):
             raise
@@ -151,14 +153,16 @@ def encode(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def _container(name: str, operands: list[object]) -> object:
-    kind = _CONTAINERS[name]
+def _build_container(name: str, operands: list[object]) -> object:
+    kind = _CONTAINER_TYPES[name]
     return kind(
-        dict(zip(operands[::2], operands[1::2], strict=True)) if kind in _MAPPINGS else operands
+        dict(zip(operands[::2], operands[1::2], strict=True))
+        if kind in _MAPPING_TYPES
+        else operands
     )
 
 
-def _object(kind: type, field_values: list[object]) -> object:
+def _build_instance(kind: type, field_values: list[object]) -> object:
     """Restore a dataclass instance from its stored fields, bypassing its constructor."""
     # The constructor would normalize arguments again, and infer what is stored.
     instance: object = object.__new__(kind)
@@ -182,7 +186,7 @@ def decode(data: bytes | bytearray) -> object:
         elif kind is Op:
             values.append(get(str(operands[0])))
         elif isinstance(kind, str):
-            values.append(_container(kind, operands))
+            values.append(_build_container(kind, operands))
         else:
-            values.append(_object(kind, operands))
+            values.append(_build_instance(kind, operands))
     return values[-1]

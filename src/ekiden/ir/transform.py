@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import overload
 
 from ekiden.ir.expr import BaseFunc
-from ekiden.ir.extensions import note_extension
+from ekiden.ir.extensions import record_extension
 from ekiden.ir.module import IRModule
 from ekiden.ir.pass_context import PassContext, PassInfo, PassInstrument, register_option
-from ekiden.ir.table import Table
+from ekiden.ir.table import LazyRegistry
 from ekiden.runtime import Object, register_func
 from ekiden.runtime.errors import EkidenError, PassError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -49,13 +49,13 @@ LOG = LazyLogger(__name__)
 Transform = Callable[[IRModule, PassContext], IRModule]
 """What a pass does; it gets the context it runs under and makes a new module."""
 
-_FACTORIES: Table[str, Callable[[], Pass]] = Table()
+_PASS_FACTORIES: LazyRegistry[str, Callable[[], Pass]] = LazyRegistry()
 
 
 def register_pass(name: str, factory: Callable[[], Pass]) -> None:
     """Register a pass factory by name, for `required` and `Sequential`."""
-    note_extension(factory)
-    _FACTORIES[name] = factory
+    record_extension(factory)
+    _PASS_FACTORIES[name] = factory
 
 
 def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
@@ -69,9 +69,9 @@ def share_passes(prefix: str, factories: Mapping[str, object]) -> None:
 
 def get_pass(name: str) -> Pass:
     """Create the pass registered under the name. Raises PassError naming the nearest."""
-    if name not in _FACTORIES:
-        raise PassError(f"no pass {name!r}; there are {', '.join(sorted(_FACTORIES))}")
-    return _FACTORIES[name]()
+    if name not in _PASS_FACTORIES:
+        raise PassError(f"no pass {name!r}; there are {', '.join(sorted(_PASS_FACTORIES))}")
+    return _PASS_FACTORIES[name]()
 
 
 @Object.register
@@ -132,7 +132,7 @@ class Pass:
         return str(self.info)
 
 
-def needed(member: Pass, reason: str) -> Pass:
+def required_member(member: Pass, reason: str) -> Pass:
     """Return a pass as a member that its sequence requires: it runs at every opt level, and
     disabling it is an error.
 
@@ -200,19 +200,19 @@ class Sequential(Pass):
 def PrintIR(header: str = "", show_meta_data: bool = False) -> Pass:  # noqa: N802
     """Create a pass that prints the module to stderr and returns it unchanged."""
 
-    def show(module: IRModule, context: PassContext) -> IRModule:
+    def print_module(module: IRModule, context: PassContext) -> IRModule:
         """Print the module and return it."""
         text = module.astext(show_meta_data=show_meta_data)
         print(f"PrintIR({header}):\n{text}", file=sys.stderr)
         return module
 
-    return Pass("PrintIR", show)
+    return Pass("PrintIR", print_module)
 
 
 PassFunction = Callable[..., object]
 
 
-def _decorator(
+def _make_pass_decorator(
     kind: type[Pass],
     make: Callable[[Callable[..., object]], Transform],
     method: str,
@@ -226,7 +226,7 @@ def _decorator(
     A decorated class gives passes when it is called with its own arguments, as in TVM.
     """
 
-    def one(run: Callable[..., object], label: str) -> Pass:
+    def make_pass(run: Callable[..., object], label: str) -> Pass:
         return kind(name or label, make(run), opt_level, tuple(required or ()))
 
     def decorate(decorated: PassFunction | type) -> object:
@@ -235,16 +235,16 @@ def _decorator(
         Raises PassError where the class lacks the method.
         """
         if not inspect.isclass(decorated):
-            return one(decorated, decorated.__name__)
+            return make_pass(decorated, decorated.__name__)
         if not hasattr(decorated, method):
             raise PassError(f"pass class {decorated.__name__!r} has no method {method!r}")
 
-        def build(*args: object, **kwargs: object) -> Pass:
+        def build_pass(*args: object, **kwargs: object) -> Pass:
             # TVM's pass classes have a method; each construction makes a pass.
-            return one(getattr(decorated(*args, **kwargs), method), decorated.__name__)
+            return make_pass(getattr(decorated(*args, **kwargs), method), decorated.__name__)
 
-        build.__name__, build.__doc__ = decorated.__name__, decorated.__doc__
-        return build
+        build_pass.__name__, build_pass.__doc__ = decorated.__name__, decorated.__doc__
+        return build_pass
 
     return decorate if function is None else decorate(function)
 
@@ -281,10 +281,12 @@ def module_pass(
     def make(run: Callable[..., object]) -> Transform:
         return run  # type: ignore[return-value]
 
-    return _decorator(ModulePass, make, "transform_module", pass_func, opt_level, name, required)
+    return _make_pass_decorator(
+        ModulePass, make, "transform_module", pass_func, opt_level, name, required
+    )
 
 
-def _attribute(function: BaseFunc, key: str) -> object:
+def _function_attr(function: BaseFunc, key: str) -> object:
     attrs: Mapping[str, object] | None = getattr(function, "attrs", None)
     return (attrs or {}).get(key)
 
@@ -309,7 +311,9 @@ def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
             functions: dict[object, BaseFunc] = {}
             for name, function in module.functions.items():
                 # TVM's attribute SkipOptimization exempts a function from all function passes.
-                skips = not isinstance(function, kind) or _attribute(function, "SkipOptimization")
+                skips = not isinstance(function, kind) or _function_attr(
+                    function, "SkipOptimization"
+                )
                 result = function if skips else run(function, module, context)
                 if not isinstance(result, BaseFunc):
                     raise PassError(
@@ -328,7 +332,7 @@ def function_pass_over(kind: type[BaseFunc]) -> Callable[..., Pass]:
         required: Sequence[Pass | str] | None = None,
     ) -> object:
         """Decorator that makes a function (function, module, context) -> function a Pass."""
-        return _decorator(
+        return _make_pass_decorator(
             FunctionPass, make, "transform_function", pass_func, opt_level, name, required
         )
 

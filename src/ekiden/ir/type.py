@@ -11,11 +11,11 @@ from enum import IntEnum
 from typing import ClassVar
 
 from ekiden.ir.attrs import Attrs
-from ekiden.ir.dtype import OTHER_NAMES
+from ekiden.ir.dtype import TVM_DTYPE_ALIASES
 from ekiden.ir.env_func import EnvFunc
-from ekiden.ir.node import Node, binding, freeze, node
+from ekiden.ir.node import Node, binding, node, set_frozen_fields
 from ekiden.ir.prim import AnyDim, ExprLike, IntImm, PrimExpr, Var, convert
-from ekiden.ir.prim_visitor import children, has_unknown, literals
+from ekiden.ir.prim_visitor import children, has_unknown_dim, literal_fields
 from ekiden.runtime.errors import ExpressionError
 
 
@@ -44,10 +44,10 @@ class Type(Node):
         return self.astext()
 
     def __eq__(self, rhs: object) -> bool:
-        return self is rhs or (isinstance(rhs, Type) and _same(self, rhs, {}))
+        return self is rhs or (isinstance(rhs, Type) and _is_equal_type(self, rhs, {}))
 
     def __hash__(self) -> int:
-        return _hash(self)
+        return _hash_type(self)
 
 
 class TypeKind(IntEnum):
@@ -70,8 +70,8 @@ class TypeKind(IntEnum):
 _ATOMIC_DIMS = (IntImm, Var, AnyDim)
 
 
-def _is_made_from_unknown(dim: PrimExpr) -> bool:
-    return not isinstance(dim, _ATOMIC_DIMS) and has_unknown(dim)
+def _depends_on_unknown(dim: PrimExpr) -> bool:
+    return not isinstance(dim, _ATOMIC_DIMS) and has_unknown_dim(dim)
 
 
 MAX_RANK = 64
@@ -80,7 +80,7 @@ MAX_ELEMENTS = 2**59
 """Elements of a tensor, at most: their bytes, 16 each at most, are numbers of int64."""
 
 
-def _fits_in_memory(shape: Sequence[PrimExpr]) -> bool:
+def _is_addressable_shape(shape: Sequence[PrimExpr]) -> bool:
     """Return whether the product of the known nonzero extents is at most MAX_ELEMENTS. An extent of
     0 beside a larger one is no excuse: strides are products too.
     """
@@ -108,7 +108,7 @@ class TensorType(Type):
         shape = self.shape
         # Most shapes are in this form already, and are kept as they are.
         if type(shape) is not tuple or any(not isinstance(d, PrimExpr) for d in shape):
-            freeze(self, shape=tuple(convert(d, "int64") for d in shape))
+            set_frozen_fields(self, shape=tuple(convert(d, "int64") for d in shape))
         if len(self.shape) > MAX_RANK:
             raise ExpressionError(
                 f"a tensor's type: at most {MAX_RANK} dimensions, got {len(self.shape)}"
@@ -116,18 +116,18 @@ class TensorType(Type):
         if any(isinstance(d, IntImm) and d.value < 0 for d in self.shape):
             text = ", ".join(map(repr, self.shape))
             raise ExpressionError(f"a tensor's type: no dimension may be below 0, got ({text})")
-        if not _fits_in_memory(self.shape):
+        if not _is_addressable_shape(self.shape):
             text = ", ".join(str(d.value) if isinstance(d, IntImm) else "?" for d in self.shape)
             raise ExpressionError(
                 f"a tensor's type: no more than {MAX_ELEMENTS} elements fit in memory, got ({text})"
             )
         # `? + 1` says no more than `?`, and two such dimensions must not look comparable.
-        if any(map(_is_made_from_unknown, self.shape)):
-            dims = (AnyDim() if _is_made_from_unknown(d) else d for d in self.shape)
-            freeze(self, shape=tuple(dims))
-        if self.dtype in OTHER_NAMES:
+        if any(map(_depends_on_unknown, self.shape)):
+            dims = (AnyDim() if _depends_on_unknown(d) else d for d in self.shape)
+            set_frozen_fields(self, shape=tuple(dims))
+        if self.dtype in TVM_DTYPE_ALIASES:
             # TVM's "float" and "float32" are one dtype.
-            freeze(self, dtype=OTHER_NAMES[self.dtype])
+            set_frozen_fields(self, dtype=TVM_DTYPE_ALIASES[self.dtype])
 
     @property
     def concrete_shape(self) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ class TupleType(Type):
 
     def __post_init__(self) -> None:
         """Convert the fields to a tuple."""
-        freeze(self, fields=tuple(self.fields))
+        set_frozen_fields(self, fields=tuple(self.fields))
 
 
 @node("relay.TypeVar")
@@ -191,8 +191,8 @@ class FuncType(Type):
     def __post_init__(self) -> None:
         """Convert the parameters to tuples."""
         params, held = self.type_params or (), self.type_constraints or ()
-        freeze(self, arg_types=tuple(self.arg_types), type_params=tuple(params))
-        freeze(self, type_constraints=tuple(held))
+        set_frozen_fields(self, arg_types=tuple(self.arg_types), type_params=tuple(params))
+        set_frozen_fields(self, type_constraints=tuple(held))
 
 
 @node("relay.TypeRelation")
@@ -210,7 +210,7 @@ class TypeRelation(Type):
         """Convert the types to a tuple and validate `num_inputs`. Raises ValueError for more inputs
         than types.
         """
-        freeze(self, args=tuple(self.args))
+        set_frozen_fields(self, args=tuple(self.args))
         if not 0 <= self.num_inputs <= len(self.args):
             count = f"{self.num_inputs} inputs of {len(self.args)} types"
             raise ValueError(f"type relation: {count}")
@@ -225,7 +225,7 @@ class TypeCall(Type):
 
     def __post_init__(self) -> None:
         """Convert the arguments to a tuple."""
-        freeze(self, args=tuple(self.args))
+        set_frozen_fields(self, args=tuple(self.args))
 
 
 @node("relay.RefType")
@@ -254,13 +254,13 @@ def tensor_type(shape: Sequence[ExprLike], dtype: str = "float32") -> TensorType
     return TensorType(tuple(convert(d, "int64") for d in shape), dtype)
 
 
-def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
+def _is_equal_type(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
     """Return whether two types are equal under the renaming of `a`'s type parameters to `b`'s."""
     if type(a) is not type(b):
         return False
     match a, b:
         case TensorType(), TensorType():
-            return a.dtype == b.dtype and _same_dims(a.shape, b.shape)
+            return a.dtype == b.dtype and _are_equal_shapes(a.shape, b.shape)
         case FuncType(), FuncType():
             if len(a.type_params) != len(b.type_params):
                 return False
@@ -269,21 +269,21 @@ def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
                 return False
             inner = renamed | {x: y for x, y in params}  # noqa: C416 - as types, not variables
             xs, ys = ((*t.arg_types, t.ret_type, *t.type_constraints) for t in (a, b))
-            return _all_same(xs, ys, inner)
+            return _are_equal_types(xs, ys, inner)
         case TypeRelation(), TypeRelation():
             is_same = a.func is b.func or (a.func and b.func and a.func.name == b.func.name)
             return (
                 bool(is_same)
                 and a.num_inputs == b.num_inputs
                 and (a.attrs is b.attrs or repr(a.attrs) == repr(b.attrs))
-                and _all_same(a.args, b.args, renamed)
+                and _are_equal_types(a.args, b.args, renamed)
             )
         case (TupleType(fields=xs), TupleType(fields=ys)):
-            return _all_same(xs, ys, renamed)
+            return _are_equal_types(xs, ys, renamed)
         case TypeCall(), TypeCall():
-            return _all_same((a.func, *a.args), (b.func, *b.args), renamed)
+            return _are_equal_types((a.func, *a.args), (b.func, *b.args), renamed)
         case RelayRefType(), RelayRefType():
-            return a.value is b.value or _same(a.value, b.value, renamed)
+            return a.value is b.value or _is_equal_type(a.value, b.value, renamed)
         case GlobalTypeVar(), GlobalTypeVar():
             return (a.name_hint, a.kind) == (b.name_hint, b.kind)
         case _:
@@ -292,40 +292,43 @@ def _same(a: Type, b: Type, renamed: dict[Type, Type]) -> bool:
             return renamed.get(a, a) is b or isinstance(a, StorageType)
 
 
-def _all_same(xs: tuple[Type, ...], ys: tuple[Type, ...], renamed: dict[Type, Type]) -> bool:
+def _are_equal_types(xs: tuple[Type, ...], ys: tuple[Type, ...], renamed: dict[Type, Type]) -> bool:
     return len(xs) == len(ys) and all(
         # One object is not equal to itself where its type parameters are renamed to others.
-        _same(x, y, renamed)
+        _is_equal_type(x, y, renamed)
         for x, y in zip(xs, ys, strict=True)
         if x is not y or renamed
     )
 
 
-def _same_dims(xs: tuple[PrimExpr, ...], ys: tuple[PrimExpr, ...]) -> bool:
+def _are_equal_shapes(xs: tuple[PrimExpr, ...], ys: tuple[PrimExpr, ...]) -> bool:
     if len(xs) != len(ys):
         return False
-    return all(x is y or _same_expr(x, y) or _is_proved(x, y) for x, y in zip(xs, ys, strict=True))
-
-
-def _same_expr(x: PrimExpr, y: PrimExpr) -> bool:
-    """Return whether two expressions are structurally identical."""
-    if type(x) is not type(y) or isinstance(x, Var) or literals(x) != literals(y):
-        return False
-    inside = children(x), children(y)
-    return len(inside[0]) == len(inside[1]) and all(
-        a is b or _same_expr(a, b) for a, b in zip(*inside, strict=True)
+    return all(
+        x is y or _is_identical_expr(x, y) or _is_provably_equal(x, y)
+        for x, y in zip(xs, ys, strict=True)
     )
 
 
-def _is_proved(x: PrimExpr, y: PrimExpr) -> bool:
+def _is_identical_expr(x: PrimExpr, y: PrimExpr) -> bool:
+    """Return whether two expressions are structurally identical."""
+    if type(x) is not type(y) or isinstance(x, Var) or literal_fields(x) != literal_fields(y):
+        return False
+    inside = children(x), children(y)
+    return len(inside[0]) == len(inside[1]) and all(
+        a is b or _is_identical_expr(a, b) for a, b in zip(*inside, strict=True)
+    )
+
+
+def _is_provably_equal(x: PrimExpr, y: PrimExpr) -> bool:
     if Type.prover is None or (isinstance(x, _ATOMIC_DIMS) and isinstance(y, _ATOMIC_DIMS)):
         return False
-    # Two unknown dimensions are equal only as `?` and `?`, which `_same_expr` has compared.
-    is_unknown = has_unknown(x) or has_unknown(y)
+    # Two unknown dimensions are equal only as `?` and `?`, which `_is_identical_expr` has compared.
+    is_unknown = has_unknown_dim(x) or has_unknown_dim(y)
     return not is_unknown and Type.prover(x, y)
 
 
-def _hash(kind: Type) -> int:
+def _hash_type(kind: Type) -> int:
     """Return a hash consistent with type equality, independent of type parameter names."""
     match kind:
         case TensorType(shape=shape, dtype=dtype):
@@ -350,10 +353,10 @@ def _hash(kind: Type) -> int:
             return object.__hash__(kind)
 
 
-def with_dims(kind: Type, symbols: Iterator[PrimExpr]) -> Type:
+def substitute_unknown_dims(kind: Type, symbols: Iterator[PrimExpr]) -> Type:
     """Replace the unknown dimensions of a type with symbols, from left to right."""
     if isinstance(kind, TupleType):
-        return TupleType(tuple(with_dims(f, symbols) for f in kind.fields))
+        return TupleType(tuple(substitute_unknown_dims(f, symbols) for f in kind.fields))
     assert isinstance(kind, TensorType)
     # The symbols are in the order of the `?` in the type, through its fields.
     dims = tuple(next(symbols) if isinstance(d, AnyDim) else d for d in kind.shape)

@@ -24,13 +24,13 @@ def bind_params_by_name(func: Function, params: Mapping[str, object]) -> Functio
         if param.name_hint in params and param.name_hint in by_name:
             raise CompileError(f"bind: two parameters are named {param.name_hint!r}")
         by_name[param.name_hint] = param
-    values = {by_name[n]: _constant(v) for n, v in params.items() if n in by_name}
+    values = {by_name[n]: _to_constant(v) for n, v in params.items() if n in by_name}
     bound = bind(func, values)
     assert isinstance(bound, Function)
     return bound
 
 
-def _constant(value: object) -> Constant:
+def _to_constant(value: object) -> Constant:
     return value if isinstance(value, Constant) else const(value)
 
 

@@ -20,12 +20,12 @@ from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float, to_numpy
 from ekiden.ir.expr import BaseFunc, GlobalVar, RelayExpr
-from ekiden.ir.node import Node, binding, freeze, ignored, node
+from ekiden.ir.node import Node, binding, ignored_field, node, set_frozen_fields
 from ekiden.ir.op import OPS, Array, Op, get
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.span import Span
 from ekiden.ir.type import GlobalTypeVar, TensorType, TupleType, Type, TypeVar, tensor_type
-from ekiden.runtime.devices.memory import hold_array
+from ekiden.runtime.devices.memory import track_array
 from ekiden.runtime.errors import TypeInferenceError
 from ekiden.target.virtual_device import RESULT_PLACE
 
@@ -87,17 +87,17 @@ class ConstantData(np.ndarray[tuple[int, ...], np.dtype[np.generic]]):
         return plain[()] if return_scalar else plain
 
 
-def _binary(name: str) -> Callable[[ExprWithOp, object], Call]:
+def _binary_method(name: str) -> Callable[[ExprWithOp, object], Call]:
     def method(self: ExprWithOp, operand: object) -> Call:
-        return Call(get(name), (self, _operand(operand, self)))
+        return Call(get(name), (self, _to_operand(operand, self)))
 
     method.__doc__ = f"`{name}(self, other)`"
     return method
 
 
-def _reflected(name: str) -> Callable[[ExprWithOp, object], Call]:
+def _reflected_method(name: str) -> Callable[[ExprWithOp, object], Call]:
     def method(self: ExprWithOp, operand: object) -> Call:
-        return Call(get(name), (_operand(operand, self), self))
+        return Call(get(name), (_to_operand(operand, self), self))
 
     method.__doc__ = f"`{name}(other, self)`"
     return method
@@ -111,15 +111,15 @@ class ExprWithOp(RelayExpr):
     __slots__ = ()
 
     # fmt: off
-    __add__,      __radd__      = _binary("add"),           _reflected("add")
-    __sub__,      __rsub__      = _binary("subtract"),      _reflected("subtract")
-    __mul__,      __rmul__      = _binary("multiply"),      _reflected("multiply")
-    __truediv__,  __rtruediv__  = _binary("divide"),        _reflected("divide")
-    __floordiv__, __rfloordiv__ = _binary("floor_divide"),  _reflected("floor_divide")
-    __mod__,      __rmod__      = _binary("floor_mod"),     _reflected("floor_mod")
-    __pow__,      __rpow__      = _binary("power"),         _reflected("power")
-    __lt__,       __le__        = _binary("less"),          _binary("less_equal")
-    __gt__,       __ge__        = _binary("greater"),       _binary("greater_equal")
+    __add__,      __radd__      = _binary_method("add"),           _reflected_method("add")
+    __sub__,      __rsub__      = _binary_method("subtract"),      _reflected_method("subtract")
+    __mul__,      __rmul__      = _binary_method("multiply"),      _reflected_method("multiply")
+    __truediv__,  __rtruediv__  = _binary_method("divide"),        _reflected_method("divide")
+    __floordiv__, __rfloordiv__ = _binary_method("floor_divide"),  _reflected_method("floor_divide")
+    __mod__,      __rmod__      = _binary_method("floor_mod"),     _reflected_method("floor_mod")
+    __pow__,      __rpow__      = _binary_method("power"),         _reflected_method("power")
+    __lt__,       __le__        = _binary_method("less"),          _binary_method("less_equal")
+    __gt__,       __ge__        = _binary_method("greater"),       _binary_method("greater_equal")
     # fmt: on
 
     def __neg__(self) -> Call:
@@ -136,7 +136,7 @@ class ExprWithOp(RelayExpr):
         Raises:
             IndexError: The number of fields is known, and the index is beyond it.
         """
-        count, index = _field_count(self), operator.index(index)
+        count, index = _tuple_length(self), operator.index(index)
         if count is not None and not -count <= index < count:
             raise IndexError(f"field {index}: the tuple has {count} fields")
         if index < 0:
@@ -151,7 +151,7 @@ class ExprWithOp(RelayExpr):
         Raises:
             TypeError: The expression is not known to be a tuple.
         """
-        count = _field_count(self)
+        count = _tuple_length(self)
         if count is None:
             raise TypeError(
                 f"a {type(self).__name__} cannot be unpacked: it is not known to be a tuple; "
@@ -160,7 +160,7 @@ class ExprWithOp(RelayExpr):
         return (self[i] for i in range(count))
 
 
-def _field_count(expr: ExprWithOp) -> int | None:
+def _tuple_length(expr: ExprWithOp) -> int | None:
     """Return the number of fields of a tuple expression, or None if unknown.
 
     Raises:
@@ -171,11 +171,11 @@ def _field_count(expr: ExprWithOp) -> int | None:
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         fields = OPS[expr.op.name].fields
         # Before type inference: the declaration of an operator knows how many results it has.
-        return fields(expr.attrs) if fields is not None else _known_count(expr)
-    return _known_count(expr)
+        return fields(expr.attrs) if fields is not None else _static_tuple_length(expr)
+    return _static_tuple_length(expr)
 
 
-def _known_count(expr: ExprWithOp) -> int | None:
+def _static_tuple_length(expr: ExprWithOp) -> int | None:
     kind = _known_type(expr)
     if kind is None:
         return None
@@ -189,7 +189,7 @@ def _known_type(expr: RelayExpr) -> Type | None:
     return expr.type_annotation if checked is None and isinstance(expr, Var) else checked
 
 
-def _operand(value: object, beside: RelayExpr) -> RelayExpr:
+def _to_operand(value: object, beside: RelayExpr) -> RelayExpr:
     """Convert an operand: an expression, or a number in the dtype of the other operand.
 
     Raises:
@@ -220,7 +220,7 @@ class Var(ExprWithOp):
 
     name_hint: str
     type_annotation: Type | None = None
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     @property
     def vid(self) -> Var:
@@ -233,15 +233,15 @@ class Constant(ExprWithOp):
     """Tensor constant (a NumPy array, ml_dtypes included; read-only)."""
 
     data: Array
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Keep an array as a view of itself that has TVM's `numpy()`."""
         if type(self.data) is not ConstantData:
             data = self.data.numpy() if hasattr(self.data, "numpy") else np.asarray(self.data)
             # The array may be shared with the caller, who must not change it from here on.
-            hold_array(data)
-            freeze(self, data=data.view(ConstantData))
+            track_array(data)
+            set_frozen_fields(self, data=data.view(ConstantData))
 
 
 @node("relay.Tuple")
@@ -249,13 +249,13 @@ class Tuple(ExprWithOp):
     """Tuple of expressions."""
 
     fields: tuple[RelayExpr, ...]
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept any sequence for the fields."""
         if type(self.fields) is not tuple:
-            freeze(self, fields=tuple(self.fields))
-        _unwrap_all(self, "fields")
+            set_frozen_fields(self, fields=tuple(self.fields))
+        _unwrap_tuple_fields(self, "fields")
 
     def __len__(self) -> int:
         return len(self.fields)
@@ -270,11 +270,11 @@ class TupleGetItem(ExprWithOp):
 
     tuple_value: RelayExpr
     index: int
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept a wrapped tuple."""
-        _unwrap(self, "tuple_value")
+        _unwrap_tuple_field(self, "tuple_value")
 
 
 @node("relay.Call")
@@ -285,15 +285,15 @@ class Call(ExprWithOp):
     args: tuple[RelayExpr, ...]
     attrs: Attrs | None = None
     type_args: tuple[Type, ...] = ()
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept any sequence for the arguments, and None for no type arguments."""
         if type(self.args) is not tuple:
-            freeze(self, args=tuple(self.args))
+            set_frozen_fields(self, args=tuple(self.args))
         if type(self.type_args) is not tuple:
-            freeze(self, type_args=tuple(self.type_args or ()))
-        _unwrap_all(self, "args")
+            set_frozen_fields(self, type_args=tuple(self.type_args or ()))
+        _unwrap_tuple_fields(self, "args")
 
     def astuple(self) -> Call:
         """Return the call itself: multi-result operators return one tuple (TVM's TupleWrapper)."""
@@ -312,12 +312,12 @@ class Let(ExprWithOp):
     var: Var = binding()
     value: RelayExpr
     body: RelayExpr
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept wrapped tuples for value and body."""
-        _unwrap(self, "value")
-        _unwrap(self, "body")
+        _unwrap_tuple_field(self, "value")
+        _unwrap_tuple_field(self, "body")
 
 
 @node("relay.If")
@@ -327,12 +327,12 @@ class If(ExprWithOp):
     cond: RelayExpr
     true_branch: RelayExpr
     false_branch: RelayExpr
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept wrapped tuples for the branches."""
-        _unwrap(self, "true_branch")
-        _unwrap(self, "false_branch")
+        _unwrap_tuple_field(self, "true_branch")
+        _unwrap_tuple_field(self, "false_branch")
 
 
 @node("relay.Function")
@@ -344,19 +344,19 @@ class Function(BaseFunc):
     ret_type: Type | None = None
     type_params: tuple[TypeVar, ...] = binding(default=())
     attrs: Mapping[str, object] | None = None
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept any sequences for the parameters, and a wrapped tuple for the body."""
-        _unwrap(self, "body")
+        _unwrap_tuple_field(self, "body")
         if type(self.params) is not tuple:
-            freeze(self, params=tuple(self.params))
+            set_frozen_fields(self, params=tuple(self.params))
         if type(self.type_params) is not tuple:
-            freeze(self, type_params=tuple(self.type_params or ()))
+            set_frozen_fields(self, type_params=tuple(self.type_params or ()))
         if self.attrs and any(isinstance(v, PrimExpr) for v in self.attrs.values()):
             # Attributes from Python code may be scalar constants; they are kept as plain numbers.
             plain = {k: getattr(v, "value", v) for k, v in self.attrs.items()}
-            freeze(self, attrs=plain)
+            set_frozen_fields(self, attrs=plain)
 
     def attr(self, key: str) -> object:
         """Return an attribute of the function, or None."""
@@ -386,7 +386,7 @@ class RefCreate(ExprWithOp):
     """Creation of a mutable reference."""
 
     value: RelayExpr
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
 
 @node("relay.RefRead")
@@ -394,7 +394,7 @@ class RefRead(ExprWithOp):
     """Read of a reference."""
 
     ref: RelayExpr
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
 
 @node("relay.RefWrite")
@@ -403,7 +403,7 @@ class RefWrite(ExprWithOp):
 
     ref: RelayExpr
     value: RelayExpr
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
 
 @node("relay.Constructor")
@@ -415,11 +415,11 @@ class Constructor(RelayExpr):
     belong_to: GlobalTypeVar
     tag: int = -1
     """Its place in its TypeData, which sets it."""
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept any sequence for the inputs."""
-        freeze(self, inputs=tuple(self.inputs))
+        set_frozen_fields(self, inputs=tuple(self.inputs))
 
 
 @node("relay.TypeData")
@@ -432,11 +432,13 @@ class TypeData(Type):
 
     def __post_init__(self) -> None:
         """Accept any sequences, and number constructors that have no number by their positions."""
-        freeze(self, type_vars=tuple(self.type_vars), constructors=tuple(self.constructors))
+        set_frozen_fields(
+            self, type_vars=tuple(self.type_vars), constructors=tuple(self.constructors)
+        )
         for position, constructor in enumerate(self.constructors):
             if constructor.tag < 0:
                 # The tag is what compiled matches compare: it must be the same in every process.
-                freeze(constructor, tag=position)
+                set_frozen_fields(constructor, tag=position)
 
 
 class Pattern(Node):
@@ -466,7 +468,7 @@ class PatternConstructor(Pattern):
 
     def __post_init__(self) -> None:
         """Accept any sequence, or None, for the patterns."""
-        freeze(self, patterns=tuple(self.patterns or ()))
+        set_frozen_fields(self, patterns=tuple(self.patterns or ()))
 
 
 @node("relay.PatternTuple")
@@ -477,7 +479,7 @@ class PatternTuple(Pattern):
 
     def __post_init__(self) -> None:
         """Accept any sequence, or None, for the patterns."""
-        freeze(self, patterns=tuple(self.patterns or ()))
+        set_frozen_fields(self, patterns=tuple(self.patterns or ()))
 
 
 @node("relay.Clause")
@@ -495,11 +497,11 @@ class Match(ExprWithOp):
     data: RelayExpr
     clauses: tuple[Clause, ...]
     complete: bool = True
-    span: Span | None = ignored(default=None)
+    span: Span | None = ignored_field(default=None)
 
     def __post_init__(self) -> None:
         """Accept any sequence for the clauses."""
-        freeze(self, clauses=tuple(self.clauses))
+        set_frozen_fields(self, clauses=tuple(self.clauses))
 
 
 class TupleWrapper(Sequence[RelayExpr]):
@@ -522,18 +524,18 @@ class TupleWrapper(Sequence[RelayExpr]):
         return self.size
 
 
-def _unwrap(expr: RelayExpr, field: str) -> None:
+def _unwrap_tuple_field(expr: RelayExpr, field: str) -> None:
     """Replace a TupleWrapper in a field by its tuple expression."""
     value = getattr(expr, field)
     if type(value) is TupleWrapper:
-        freeze(expr, **{field: value.astuple()})
+        set_frozen_fields(expr, **{field: value.astuple()})
 
 
-def _unwrap_all(expr: RelayExpr, field: str) -> None:
+def _unwrap_tuple_fields(expr: RelayExpr, field: str) -> None:
     values = getattr(expr, field)
     if TupleWrapper in map(type, values):
         plain = (v.astuple() if type(v) is TupleWrapper else v for v in values)
-        freeze(expr, **{field: tuple(plain)})
+        set_frozen_fields(expr, **{field: tuple(plain)})
 
 
 def var(

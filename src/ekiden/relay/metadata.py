@@ -16,12 +16,12 @@ from typing import cast
 
 from ekiden.ir.nd_format import array_to_bytes
 from ekiden.relay.expr import Constant
-from ekiden.relay.tvm_json import Reader
+from ekiden.relay.tvm_json import TvmJsonReader
 from ekiden.runtime.errors import LoadError
 
 Entries = Mapping[str, Sequence[object]]
 """Type key -> the objects of that type, in the order of their numbers."""
-_VERSION = "0.16.0"
+_TVM_JSON_VERSION = "0.16.0"
 
 
 def write_metadata(constants: Sequence[Constant]) -> str:
@@ -42,7 +42,7 @@ def write_metadata(constants: Sequence[Constant]) -> str:
         "root": 1,
         "nodes": nodes,
         "b64ndarrays": arrays,
-        "attrs": {"tvm_version": _VERSION},
+        "attrs": {"tvm_version": _TVM_JSON_VERSION},
     }
     return json.dumps(document, separators=(",", ":"))
 
@@ -57,7 +57,7 @@ def read_metadata(text: str) -> Entries:
         return {}
     try:
         document = json.loads(text)
-        reader = Reader(document, skips_unknown=True)
+        reader = TvmJsonReader(document, skips_unknown=True)
         root = reader.read(int(document["root"]))
         if not isinstance(root, dict):
             raise LoadError("the root is no map")

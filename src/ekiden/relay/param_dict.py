@@ -13,7 +13,7 @@ from ekiden.ir.nd_format import array_from_bytes
 from ekiden.runtime import Tensor, save_param_dict
 from ekiden.runtime.errors import LoadError
 
-MAGIC = 0xF7E58D4F05049CB7
+PARAM_DICT_MAGIC = 0xF7E58D4F05049CB7
 
 
 def load_param_dict(param_bytes: bytes | bytearray) -> dict[str, Tensor]:
@@ -24,7 +24,7 @@ def load_param_dict(param_bytes: bytes | bytearray) -> dict[str, Tensor]:
     """
     data = bytes(param_bytes)
     # Files of Ekiden's own format begin otherwise.
-    if data[:8] != MAGIC.to_bytes(8, "little"):
+    if data[:8] != PARAM_DICT_MAGIC.to_bytes(8, "little"):
         return runtime.load_param_dict(data)
     try:
         _, _, count = struct.unpack_from("<QQQ", data)

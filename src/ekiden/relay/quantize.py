@@ -16,7 +16,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.transform import Pass, PassContext, Sequential
 from ekiden.quantization.relay.annotate import annotate
-from ekiden.quantization.relay.calibrate import ranges, with_steps
+from ekiden.quantization.relay.calibrate import calibrate_input_ranges, set_quantization_steps
 from ekiden.quantization.relay.config import (
     CALIBRATE_MODES,
     QAnnotateKind,
@@ -70,7 +70,7 @@ def prerequisite_optimize(mod: IRModule, params: Mapping[str, object] | None = N
         return Sequential(passes)(module)
 
 
-def _runner(module: IRModule) -> Callable[[Mapping[str, object]], Sequence[Array]]:
+def _make_runner(module: IRModule) -> Callable[[Mapping[str, object]], Sequence[Array]]:
     """Return a function that runs a module on named inputs; unknown names are ignored."""
     executable = compile(module, target=Target.current(allow_none=True))
     main = module["main"]
@@ -89,7 +89,9 @@ def _runner(module: IRModule) -> Callable[[Mapping[str, object]], Sequence[Array
             raise InputError(
                 f"relay.quantize: the data have no '{missing[0]}'; they have {present}"
             )
-        arguments = [np.asarray(_array(sample[name]), kind.dtype) for name, kind in kinds.items()]
+        arguments = [
+            np.asarray(_to_array(sample[name]), kind.dtype) for name, kind in kinds.items()
+        ]
         outputs = executable(*arguments)
         values = outputs if isinstance(outputs, tuple) else (outputs,)
         return [np.asarray(value.numpy()) for value in values]
@@ -97,7 +99,7 @@ def _runner(module: IRModule) -> Callable[[Mapping[str, object]], Sequence[Array
     return run
 
 
-def _array(value: Any) -> object:  # noqa: ANN401 - a tensor, or what NumPy takes
+def _to_array(value: Any) -> object:  # noqa: ANN401 - a tensor, or what NumPy takes
     return value.numpy() if hasattr(value, "numpy") else value
 
 
@@ -118,10 +120,12 @@ def calibrate(dataset: Dataset | None = None) -> Callable[[IRModule, object], IR
         """Return the calibrated module; the context is unused."""
         config = current_qconfig()
         if not CALIBRATE_MODES[config.calibrate_mode]:
-            return with_steps(module, config, {})
+            return set_quantization_steps(module, config, {})
         if not samples:
             raise InputError(f"relay.quantize: '{config.calibrate_mode}' needs a dataset")
-        return with_steps(module, config, ranges(module, config, samples, _runner))
+        return set_quantization_steps(
+            module, config, calibrate_input_ranges(module, config, samples, _make_runner)
+        )
 
     return transform
 

@@ -21,14 +21,14 @@ from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(slots=True)
-class _Scope:
+class _BuilderScope:
     """Scope under construction: its bindings, and its result or pending conditional."""
 
     bindings: list[tuple[Var, Expr]] = field(default_factory=list)
     result: Expr | None = None
     pending: tuple[Expr, Expr] | None = None
 
-    def close(self) -> Expr:
+    def build(self) -> Expr:
         """Build the scope's expression.
 
         Raises:
@@ -49,11 +49,11 @@ class ScopeBuilder:
     """Builder of let chains (TVM's name); `get` returns the expression."""
 
     def __init__(self) -> None:
-        self._scopes = [_Scope()]
+        self._scopes = [_BuilderScope()]
 
     def let(self, var: Var | str | tuple[str, Type | str], value: Expr) -> Var:
         """Bind a value to a variable, or to a new one by name (and type)."""
-        bound = _variable(var)
+        bound = _make_variable(var)
         self._scopes[-1].bindings.append((bound, value))
         return bound
 
@@ -63,8 +63,8 @@ class ScopeBuilder:
 
         An else_scope follows.
         """
-        self._refuse_result()
-        branch = yield from self._inner()
+        self._check_no_result()
+        branch = yield from self._open_scope()
         self._scopes[-1].pending = (cond, branch)
 
     @contextmanager
@@ -77,16 +77,16 @@ class ScopeBuilder:
         pending = self._scopes[-1].pending
         if pending is None:
             raise RuntimeError("scope: an else_scope must follow an if_scope")
-        branch = yield from self._inner()
+        branch = yield from self._open_scope()
         self._scopes[-1].pending = None
         self._scopes[-1].result = If(*pending, branch)
 
-    def _inner(self) -> Generator[None, None, Expr]:
-        self._scopes.append(_Scope())
+    def _open_scope(self) -> Generator[None, None, Expr]:
+        self._scopes.append(_BuilderScope())
         depth = len(self._scopes)
         try:
             yield
-            return self._scopes[-1].close()
+            return self._scopes[-1].build()
         finally:
             # Scopes that an exception left open inside go too.
             del self._scopes[depth - 1 :]
@@ -97,10 +97,10 @@ class ScopeBuilder:
         Raises:
             RuntimeError: It has one already.
         """
-        self._refuse_result()
+        self._check_no_result()
         self._scopes[-1].result = value
 
-    def _refuse_result(self) -> None:
+    def _check_no_result(self) -> None:
         if self._scopes[-1].result is not None or self._scopes[-1].pending is not None:
             raise RuntimeError("scope: it has a result already")
 
@@ -110,17 +110,17 @@ class ScopeBuilder:
         Raises:
             RuntimeError: `ret` was not called.
         """
-        return self._scopes[-1].close()
+        return self._scopes[-1].build()
 
     def function(
         self, *params: Var | tuple[str, Type | str], ret_type: Type | None = None
     ) -> Function:
         """Return a function of the given parameters with the built expression as its body."""
-        return Function(tuple(map(_variable, params)), self.get(), ret_type)
+        return Function(tuple(map(_make_variable, params)), self.get(), ret_type)
 
     def param_list(self, *args: str | tuple[str, Type | str]) -> tuple[Var, ...]:
         """Return new parameter variables."""
-        return tuple(map(_variable, args))
+        return tuple(map(_make_variable, args))
 
     def type_of(self, expr: Expr) -> Type:
         """Return the annotated type of a variable or function.
@@ -138,7 +138,7 @@ class ScopeBuilder:
         raise TypeError(f"type_of: expected an annotated variable or a function, got {expr!r}")
 
 
-def _variable(spec: Var | str | tuple[str, Type | str]) -> Var:
+def _make_variable(spec: Var | str | tuple[str, Type | str]) -> Var:
     if isinstance(spec, Var):
         return spec
     if isinstance(spec, str):

@@ -9,9 +9,9 @@ from ekiden.ir import type as ty
 from ekiden.ir.type import Type
 from ekiden.relay.expr import TypeData
 
-_R = TypeVar("_R")
+_ResultT = TypeVar("_ResultT")
 
-METHODS: dict[type[Type], str] = {
+TYPE_VISIT_METHODS: dict[type[Type], str] = {
     ty.TypeVar: "visit_type_var",
     ty.IncompleteType: "visit_incomplete_type",
     ty.TensorType: "visit_tensor_type",
@@ -26,17 +26,17 @@ METHODS: dict[type[Type], str] = {
 """Type -> the method that is called with it."""
 
 
-class TypeFunctor(Generic[_R]):
+class TypeFunctor(Generic[_ResultT]):
     """Dispatcher to one visit method per type class."""
 
-    def visit(self, typ: Type) -> _R:
+    def visit(self, typ: Type) -> _ResultT:
         """Dispatch to the visit method of a type.
 
         Raises:
             NotImplementedError: There is no such method.
         """
-        name = METHODS.get(type(typ), "visit_unknown")
-        method: Callable[[Type], _R] | None = getattr(self, name, None)
+        name = TYPE_VISIT_METHODS.get(type(typ), "visit_unknown")
+        method: Callable[[Type], _ResultT] | None = getattr(self, name, None)
         if method is None:
             raise NotImplementedError(f"{type(self).__name__} has no method {name}")
         return method(typ)

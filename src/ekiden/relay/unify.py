@@ -117,12 +117,12 @@ class Unifier:
         self.has_holes = False
         self._dim = unify_dim
 
-    def hole(self) -> IncompleteType:
+    def fresh_hole(self) -> IncompleteType:
         """Return a fresh hole."""
         self.has_holes = True
         return IncompleteType()
 
-    def shallow(self, kind: Type) -> Type:
+    def follow_holes(self, kind: Type) -> Type:
         """Follow solved holes at the top of a type.
 
         The holes that were followed then lead directly to it.
@@ -147,7 +147,7 @@ class Unifier:
         def replace(at: Type) -> Type:
             """Return a hole's resolved solution."""
             if isinstance(at, IncompleteType):
-                solution = self.shallow(at)
+                solution = self.follow_holes(at)
                 return solution if solution is at else self.resolve(solution)
             return at
 
@@ -166,22 +166,22 @@ class Unifier:
         Raises:
             MismatchError: The types do not agree.
         """
-        a, b = self.shallow(a), self.shallow(b)
+        a, b = self.follow_holes(a), self.follow_holes(b)
         if a is b:
             return a
         if isinstance(a, IncompleteType):
-            return self._solve(a, b)
+            return self._solve_hole(a, b)
         if isinstance(b, IncompleteType):
-            return self._solve(b, a)
+            return self._solve_hole(b, a)
         match a, b:
             case TensorType(), TensorType():
-                return self._tensors(a, b)
+                return self._unify_tensors(a, b)
             case TupleType(fields=xs), TupleType(fields=ys) if len(xs) == len(ys):
-                return TupleType(self._all(xs, ys))
+                return TupleType(self._unify_all(xs, ys))
             case FuncType(), FuncType() if len(a.arg_types) == len(b.arg_types):
-                return self._functions(a, b)
+                return self._unify_functions(a, b)
             case TypeCall(func=f, args=xs), TypeCall(func=g, args=ys) if len(xs) == len(ys):
-                return TypeCall(self.unify(f, g), self._all(xs, ys))
+                return TypeCall(self.unify(f, g), self._unify_all(xs, ys))
             case RelayRefType(value=x), RelayRefType(value=y):
                 return RelayRefType(self.unify(x, y))
         # Types without fields have one value.
@@ -201,10 +201,10 @@ class Unifier:
         finally:
             self._dim = unify_dim
 
-    def _all(self, xs: tuple[Type, ...], ys: tuple[Type, ...]) -> tuple[Type, ...]:
+    def _unify_all(self, xs: tuple[Type, ...], ys: tuple[Type, ...]) -> tuple[Type, ...]:
         return tuple(self.unify(x, y) for x, y in zip(xs, ys, strict=True))
 
-    def _tensors(self, a: TensorType, b: TensorType) -> TensorType:
+    def _unify_tensors(self, a: TensorType, b: TensorType) -> TensorType:
         if a.dtype != b.dtype or len(a.shape) != len(b.shape):
             raise MismatchError
         shape = tuple(map(self._dim, a.shape, b.shape))
@@ -214,7 +214,7 @@ class Unifier:
             else TensorType(shape, a.dtype)
         )
 
-    def _functions(self, a: FuncType, b: FuncType) -> FuncType:
+    def _unify_functions(self, a: FuncType, b: FuncType) -> FuncType:
         """Unify two function types.
 
         A polymorphic one beside one that is not is taken for one of its uses.
@@ -225,23 +225,25 @@ class Unifier:
             if a.type_params and b.type_params:
                 raise MismatchError
             # A polymorphic function is compared with a plain one at one instance of its parameters.
-            a, b = self._use(a), self._use(b)
+            a, b = self._instantiate_fresh(a), self._instantiate_fresh(b)
         if a.type_params:
             # Up to the names of type parameters.
             renamed = dict(zip(b.type_params, a.type_params, strict=True))
             b = FuncType(
-                tuple(_replace_vars(t, renamed) for t in b.arg_types),
-                _replace_vars(b.ret_type, renamed),
+                tuple(_substitute_type_vars(t, renamed) for t in b.arg_types),
+                _substitute_type_vars(b.ret_type, renamed),
                 a.type_params,
             )
         return FuncType(
-            self._all(a.arg_types, b.arg_types), self.unify(a.ret_type, b.ret_type), a.type_params
+            self._unify_all(a.arg_types, b.arg_types),
+            self.unify(a.ret_type, b.ret_type),
+            a.type_params,
         )
 
-    def _use(self, kind: FuncType) -> FuncType:
-        return self.instantiate(kind, tuple(self.hole() for _ in kind.type_params))
+    def _instantiate_fresh(self, kind: FuncType) -> FuncType:
+        return self.instantiate(kind, tuple(self.fresh_hole() for _ in kind.type_params))
 
-    def _solve(self, hole: IncompleteType, kind: Type) -> Type:
+    def _solve_hole(self, hole: IncompleteType, kind: Type) -> Type:
         # With solved holes replaced: the occurs check must see what they stand for.
         resolved = self.resolve(kind)
         # The occurs check: no type is infinite.
@@ -256,11 +258,12 @@ class Unifier:
             return kind
         new: dict[TypeVar, Type] = dict(zip(kind.type_params, type_args, strict=True))
         return FuncType(
-            tuple(_replace_vars(t, new) for t in kind.arg_types), _replace_vars(kind.ret_type, new)
+            tuple(_substitute_type_vars(t, new) for t in kind.arg_types),
+            _substitute_type_vars(kind.ret_type, new),
         )
 
 
-def _replace_vars(kind: Type, new: Mapping[TypeVar, Type]) -> Type:
+def _substitute_type_vars(kind: Type, new: Mapping[TypeVar, Type]) -> Type:
     return map_type(kind, lambda t: new.get(t, t) if isinstance(t, TypeVar) else t)
 
 

@@ -29,24 +29,24 @@ class RefValue:
 
 
 @dataclass(slots=True, eq=False)
-class Frame:
+class ActivationFrame:
     """Activation frame of the interpreter; `outer` is the defining frame (static link).
 
     What the function gives becomes the value of expression `result` in the frame `caller`.
     """
 
     values: dict[Expr, Value] = field(default_factory=dict)
-    outer: Frame | None = None
+    outer: ActivationFrame | None = None
     symbols: Symbols = field(default_factory=dict)
     bound: set[PrimVar] = field(default_factory=set)
     """The symbols that bindings of this activation named: another one names its own."""
-    caller: Frame | None = None
+    caller: ActivationFrame | None = None
     result: Expr | None = None
     depth: int = 0
 
-    def find(self, expr: Expr) -> Value | None:
+    def lookup(self, expr: Expr) -> Value | None:
         """Look up an expression's value in this and enclosing frames, or return None."""
-        at: Frame | None = self
+        at: ActivationFrame | None = self
         while at is not None:
             value = at.values.get(expr)
             if value is not None:
@@ -62,7 +62,7 @@ class Closure:
     """Function with its defining frame."""
 
     function: Function
-    frame: Frame | None = None
+    frame: ActivationFrame | None = None
 
 
 Value = Union[  # noqa: UP007 - it names itself
@@ -70,4 +70,4 @@ Value = Union[  # noqa: UP007 - it names itself
 ]
 
 
-__all__ = ["Closure", "ConstructorValue", "Frame", "RefValue", "Symbols", "Value"]
+__all__ = ["ActivationFrame", "Closure", "ConstructorValue", "RefValue", "Symbols", "Value"]

@@ -47,10 +47,10 @@ from ekiden.relay.expr import (
     Var,
 )
 
-ATOMS = (Var, GlobalVar, Constant, Op, Constructor)
+ATOM_CLASSES = (Var, GlobalVar, Constant, Op, Constructor)
 """Expressions without children."""
 
-_NONE: tuple[Expr, ...] = ()
+_NO_CHILDREN: tuple[Expr, ...] = ()
 
 
 def pattern_vars(pattern: Pattern) -> tuple[Var, ...]:
@@ -88,12 +88,12 @@ def _match_children(m: Match) -> tuple[Expr, ...]:
 
 
 # fmt: off
-CHILDREN: dict[type, Callable[..., tuple[Expr, ...]]] = {
-    Var:          lambda e: _NONE,
-    GlobalVar:    lambda e: _NONE,
-    Constant:     lambda e: _NONE,
-    Op:           lambda e: _NONE,
-    Constructor:  lambda e: _NONE,
+CHILD_GETTERS: dict[type, Callable[..., tuple[Expr, ...]]] = {
+    Var:          lambda e: _NO_CHILDREN,
+    GlobalVar:    lambda e: _NO_CHILDREN,
+    Constant:     lambda e: _NO_CHILDREN,
+    Op:           lambda e: _NO_CHILDREN,
+    Constructor:  lambda e: _NO_CHILDREN,
     Call:         lambda e: (e.op, *e.args),
     Tuple:        lambda e: e.fields,
     TupleGetItem: lambda e: (e.tuple_value,),
@@ -116,7 +116,7 @@ def _rebuild_match(m: Match, c: Sequence[Expr]) -> Match:
 
 
 # fmt: off
-REBUILD: dict[type, Callable[..., Expr]] = {
+REBUILDERS: dict[type, Callable[..., Expr]] = {
     Call:         lambda e, c: Call(c[0], tuple(c[1:]), e.attrs, e.type_args, span=e.span),
     Tuple:        lambda e, c: Tuple(tuple(c), span=e.span),
     TupleGetItem: lambda e, c: TupleGetItem(c[0], e.index, span=e.span),
@@ -139,16 +139,16 @@ def children(expr: Expr) -> tuple[Expr, ...]:
     Raises:
         KeyError: The node is not Relay's (a PrimFunc).
     """
-    return CHILDREN[type(expr)](expr)
+    return CHILD_GETTERS[type(expr)](expr)
 
 
 def rebuild(expr: Expr, new_children: Sequence[Expr]) -> Expr:
     """Rebuild an expression with new children; return it unchanged if all are identical."""
-    old = CHILDREN[type(expr)](expr)
+    old = CHILD_GETTERS[type(expr)](expr)
     # The same object keeps its type, and passes that changed nothing are seen to have done so.
     if all(map(is_, old, new_children)):
         return expr
-    return REBUILD[type(expr)](expr, new_children)
+    return REBUILDERS[type(expr)](expr, new_children)
 
 
 def post_order(root: Expr, into_functions: bool = False) -> list[Expr]:
@@ -168,7 +168,7 @@ def post_order(root: Expr, into_functions: bool = False) -> list[Expr]:
             if type(expr) is not Function or into_functions or expr is root:
                 # Marked as open before the children are pushed: met again on the way up, it is
                 # done.
-                below = CHILDREN[type(expr)](expr)
+                below = CHILD_GETTERS[type(expr)](expr)
                 if below:
                     done[expr] = False
                     # Reversed, so that the first child is visited first.
@@ -200,7 +200,7 @@ class ExprMutator:
         # Looked up once for each mutator, not for each node.
         self._own = {
             kind: getattr(self, f"rewrite_{name}")
-            for kind, name in _METHODS.items()
+            for kind, name in _REWRITE_METHODS.items()
             if hasattr(self, f"rewrite_{name}")
         }
 
@@ -212,7 +212,7 @@ class ExprMutator:
         """Return the rewritten expression."""
         memo = self.memo
         for expr in post_order_after(root, memo, self.into_functions):
-            new = [memo[c] for c in self._children(expr, root)]
+            new = [memo[c] for c in self._unvisited_children(expr, root)]
             own = self._own.get(type(expr))
             memo[expr] = (
                 own(expr, new)
@@ -221,13 +221,13 @@ class ExprMutator:
             )
         return memo[root]
 
-    def _children(self, expr: Expr, root: Expr) -> tuple[Expr, ...]:
+    def _unvisited_children(self, expr: Expr, root: Expr) -> tuple[Expr, ...]:
         if type(expr) is Function and not self.into_functions and expr is not root:
             return ()
-        return CHILDREN[type(expr)](expr)
+        return CHILD_GETTERS[type(expr)](expr)
 
 
-_METHODS: dict[type, str] = {
+_REWRITE_METHODS: dict[type, str] = {
     Var: "var",
     GlobalVar: "global_var",
     Constant: "constant",
@@ -263,11 +263,11 @@ def post_order_after(
             done.add(expr)
             stack.append((expr, True))
             if type(expr) is not Function or into_functions or expr is root:
-                stack.extend((c, False) for c in reversed(CHILDREN[type(expr)](expr)))
+                stack.extend((c, False) for c in reversed(CHILD_GETTERS[type(expr)](expr)))
     return order
 
 
-class _Substitution(ExprMutator):
+class _Substituter(ExprMutator):
     def __init__(self, mapping: Mapping[Var, Expr]) -> None:
         super().__init__()
         # A variable that is replaced counts as rewritten already.
@@ -280,8 +280,8 @@ def bind(expr: Expr, mapping: Mapping[Var, Expr]) -> Expr:
     In a function, parameters that are replaced are removed.
     """
     if not isinstance(expr, Function):
-        return _Substitution(mapping).visit(expr)
-    body = _Substitution(mapping).visit(expr.body)
+        return _Substituter(mapping).visit(expr)
+    body = _Substituter(mapping).visit(expr.body)
     # A bound parameter is no parameter any more.
     params = tuple(p for p in expr.params if p not in mapping)
     return expr.with_fields(
@@ -301,17 +301,17 @@ def fresh_copy(expr: Expr, mapping: Mapping[Var, Expr] | None = None) -> Expr:
         if checked is not None:
             # Types of the copy need no second inference.
             new[variable].set_checked_type(checked)
-    return _Substitution({**new, **(mapping or {})}).visit(expr)
+    return _Substituter({**new, **(mapping or {})}).visit(expr)
 
 
 def bound_vars(expr: Expr) -> list[Var]:
     """Return all variables bound in `expr`, in order."""
     met = post_order(expr, into_functions=True)
-    bound = {v for e in met for v in binders(e)}
+    bound = {v for e in met for v in bound_by(e)}
     return [e for e in met if isinstance(e, Var) and e in bound]
 
 
-def binders(expr: Expr) -> Sequence[Var]:
+def bound_by(expr: Expr) -> Sequence[Var]:
     """Return the variables that an expression itself binds."""
     match expr:
         case Let(var=var):
@@ -337,12 +337,12 @@ def free_vars(expr: Expr) -> list[Var]:
         if isinstance(e, Var):
             used.append(e)
         else:
-            bound.update(binders(e))
+            bound.update(bound_by(e))
     # At the end, as a shared variable may be met before its binder in this order.
     return [v for v in used if v not in bound]
 
 
-def closed(expr: object) -> Function:
+def close_over_free_vars(expr: object) -> Function:
     """Close an expression over its free variables: `fn (free variables) { expr }`.
 
     Raises:
@@ -355,7 +355,7 @@ def closed(expr: object) -> Function:
     return Function(tuple(dict.fromkeys(free_vars(expr))), expr)
 
 
-IRModule.wrapper = staticmethod(closed)
+IRModule.wrapper = staticmethod(close_over_free_vars)
 
 
 def type_children(kind: Type) -> tuple[Type, ...]:
@@ -405,7 +405,7 @@ def map_type(kind: Type, replace: Callable[[Type], Type]) -> Type:
     return new[kind]
 
 
-def _map_types(kinds: tuple[Type, ...], new: Mapping[Type, Type]) -> tuple[Type, ...]:
+def _map_component_types(kinds: tuple[Type, ...], new: Mapping[Type, Type]) -> tuple[Type, ...]:
     mapped = tuple(new[k] for k in kinds)
     return kinds if all(map(is_, mapped, kinds)) else mapped
 
@@ -413,17 +413,17 @@ def _map_types(kinds: tuple[Type, ...], new: Mapping[Type, Type]) -> tuple[Type,
 def _rebuild_type(kind: Type, new: Mapping[Type, Type]) -> Type:
     match kind:
         case TupleType(fields=fields):
-            return kind.with_fields(fields=_map_types(fields, new))
+            return kind.with_fields(fields=_map_component_types(fields, new))
         case FuncType(arg_types=args, ret_type=ret):
-            plain = kind.with_fields(arg_types=_map_types(args, new), ret_type=new[ret])
+            plain = kind.with_fields(arg_types=_map_component_types(args, new), ret_type=new[ret])
             held = tuple(r for c in kind.type_constraints if isinstance(r := new[c], TypeRelation))
             return (
                 plain if held == kind.type_constraints else plain.with_fields(type_constraints=held)
             )
         case TypeRelation(args=args):
-            return kind.with_fields(args=_map_types(args, new))
+            return kind.with_fields(args=_map_component_types(args, new))
         case TypeCall(func=func, args=args):
-            return kind.with_fields(func=new[func], args=_map_types(args, new))
+            return kind.with_fields(func=new[func], args=_map_component_types(args, new))
         case RelayRefType(value=value):
             return kind.with_fields(value=new[value])
         case _:
@@ -440,7 +440,7 @@ def has_holes(kind: Type) -> bool:
     return any(isinstance(t, IncompleteType) for t in type_post_order(kind))
 
 
-def types_in(expr: Expr) -> tuple[Type, ...]:
+def annotated_types(expr: Expr) -> tuple[Type, ...]:
     """Return the type annotations and type arguments written at a node."""
     match expr:
         case Var(type_annotation=kind):
@@ -454,17 +454,18 @@ def types_in(expr: Expr) -> tuple[Type, ...]:
 
 
 __all__ = [
-    "ATOMS",
-    "CHILDREN",
-    "REBUILD",
+    "ATOM_CLASSES",
+    "CHILD_GETTERS",
+    "REBUILDERS",
     "ExprMutator",
     "RelayExpr",
     "all_vars",
+    "annotated_types",
     "bind",
-    "binders",
+    "bound_by",
     "bound_vars",
     "children",
-    "closed",
+    "close_over_free_vars",
     "free_vars",
     "has_holes",
     "map_pattern",
@@ -476,5 +477,4 @@ __all__ = [
     "substitute_type",
     "type_children",
     "type_post_order",
-    "types_in",
 ]

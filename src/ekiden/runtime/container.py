@@ -8,14 +8,14 @@ from ekiden.runtime.binding._core import ADT as runtime_adt  # noqa: N811
 from ekiden.runtime.binding._core import Shape as ShapeTuple
 
 
-class _TupleClass(type):
+class _ADTMeta(type):
     """Metaclass of `ADT`, to which tuples belong."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, tuple)
 
 
-class ADT(metaclass=_TupleClass):
+class ADT(metaclass=_ADTMeta):
     """Value of an algebraic data type: a tuple of fields with a constructor tag (runtime.ADT).
     Tuples are such values, of tag 0; `ADT(tag, fields)` makes one.
     """

@@ -37,7 +37,7 @@ class VirtualMachineProfiler(VirtualMachine):
             self.set_input(func_name, *args, **kwargs)
         if isinstance(self.module, RemoteExecutable):
             raise UnsupportedError("profile: the program runs on another machine")
-        return profile(self.module, func_name, self._collected(func_name))
+        return profile(self.module, func_name, self._collect_inputs(func_name))
 
 
 __all__ = ["VirtualMachineProfiler", "enabled"]

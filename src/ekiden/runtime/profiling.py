@@ -54,7 +54,7 @@ def profile_function(
         raise ValueError("profile_function: there are no collectors; expected none")
     function = mod[func_name or mod.entry_name]
 
-    def profiled(*args: object) -> dict[str, Duration]:
+    def measure(*args: object) -> dict[str, Duration]:
         """Run the function until it is warm, and then once with a clock."""
         for _ in range(warmup_iters):
             function(*args)
@@ -64,7 +64,7 @@ def profile_function(
         dev.sync()
         return {"Duration (us)": Duration((perf_counter_ns() - begin) / 1000)}
 
-    return profiled
+    return measure
 
 
 __all__ = ["Count", "Duration", "Percent", "Ratio", "Report", "profile_function"]

@@ -10,10 +10,10 @@ from starlette.responses import Response
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-__all__ = ["READ_METHODS", "Route", "Routes"]
+__all__ = ["DEFAULT_ROUTE_METHODS", "Route", "RoutingTable"]
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-READ_METHODS = ("GET", "HEAD")
+DEFAULT_ROUTE_METHODS = ("GET", "HEAD")
 """Who may read may ask for the head alone."""
 
 
@@ -25,10 +25,10 @@ class Route:
 
     path: str
     endpoint: Endpoint
-    methods: tuple[str, ...] = READ_METHODS
+    methods: tuple[str, ...] = DEFAULT_ROUTE_METHODS
 
 
-class Routes:
+class RoutingTable:
     """Routing table; a trailing slash makes no difference."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
@@ -37,7 +37,7 @@ class Routes:
             segments = route.path.split("/")
             self._by_length.setdefault(len(segments), []).append((segments, route))
 
-    def find(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
+    def match(self, method: str, path: str) -> tuple[Endpoint, dict[str, str]]:
         """Return the endpoint of a request, and the named segments of its path. Raises RequestError
         if the path or method is unknown.
         """

@@ -11,32 +11,32 @@ from pathlib import Path
 from ekiden.runtime.errors import RequestError, ServeError
 from ekiden.serve.config import ServerConfig
 
-__all__ = ["Tokens", "check_exposure", "exposure_warnings", "tls_context"]
+__all__ = ["TokenStore", "check_exposure", "exposure_warnings", "tls_context"]
 
 MIN_TOKEN_LENGTH = 16
 """Letters of the shortest token."""
 
 
-class Tokens:
+class TokenStore:
     """Bearer tokens of a server, of which only digests are kept."""
 
     def __init__(self, path: str, control_path: str, allow_control: bool = False) -> None:
         """Read files of tokens, one a line; an empty path is none. With `allow_control` those who
         may ask may also load and unload, where there are no tokens at all. Raises ServeError.
         """
-        self._control = _read(control_path)
-        self._all = _read(path) + self._control if path else []
+        self._control = _read_token_file(control_path)
+        self._all = _read_token_file(path) + self._control if path else []
         self._allow_control = allow_control
 
     def check(self, header: bytes) -> None:
         """Raise RequestError for a request without a valid token, if one is required."""
-        if self._all and not _is_among(header, self._all):
+        if self._all and not _matches_digest(header, self._all):
             raise RequestError("a bearer token expected", "unauthenticated")
 
     def check_control(self, header: bytes) -> None:
         """Raise RequestError ("forbidden") unless the request may load and unload models."""
         if self._control or self._all:
-            if not _is_among(header, self._control):
+            if not _matches_digest(header, self._control):
                 raise RequestError("this token may not load or unload", "forbidden")
         elif not self._allow_control:
             raise RequestError(
@@ -46,7 +46,7 @@ class Tokens:
             )
 
 
-def _is_among(header: bytes, digests: list[bytes]) -> bool:
+def _matches_digest(header: bytes, digests: list[bytes]) -> bool:
     """Return whether a bearer token matches one of the digests, in constant time."""
     scheme, _, token = header.partition(b" ")
     digest = hashlib.sha256(token.strip()).digest()
@@ -56,7 +56,7 @@ def _is_among(header: bytes, digests: list[bytes]) -> bool:
     return scheme.lower() == b"bearer" and any(matches)
 
 
-def _read(path: str) -> list[bytes]:
+def _read_token_file(path: str) -> list[bytes]:
     if not path:
         return []
     try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ekiden.runtime.errors import RunError
 
-_TYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {
+_CTYPES_BY_DTYPE: dict[str, type[ctypes._SimpleCData[Any]]] = {
     "bool": ctypes.c_bool,
     "int8": ctypes.c_int8, "int16": ctypes.c_int16, "int32": ctypes.c_int32,
     "int64": ctypes.c_int64,
@@ -33,15 +33,15 @@ def call_c(name: str, result: str, kinds: Sequence[str], *args: object) -> objec
 
     Raises RunError where the process has no such function, or C no such type.
     """
-    unknown = [kind for kind in (result, *kinds) if kind not in _TYPES]
+    unknown = [kind for kind in (result, *kinds) if kind not in _CTYPES_BY_DTYPE]
     if unknown:
         raise RunError(f"call_extern {name!r}: C has no type for {unknown[0]}")
     try:
         function = ctypes.CDLL(None)[name]
     except AttributeError:
         raise RunError(f"call_extern: no C function {name!r} is loaded") from None
-    function.restype = _TYPES[result]
-    function.argtypes = [_TYPES[kind] for kind in kinds]
+    function.restype = _CTYPES_BY_DTYPE[result]
+    function.argtypes = [_CTYPES_BY_DTYPE[kind] for kind in kinds]
     return function(*map(_ctypes_argument, args))
 
 

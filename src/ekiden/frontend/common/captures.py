@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ekiden.relay.expr import Call, Constant, Expr, Function, Var
-from ekiden.relay.transform.language.scopes import is_atom, with_children
+from ekiden.relay.transform.language.scopes import is_atom, replace_children
 from ekiden.relay.visitor import children
 
 
@@ -39,12 +39,12 @@ def bind_captured(
         if expr in new:
             continue
         # Capturing these would lengthen the closure without saving work.
-        if is_atom(expr) or isinstance(expr, Constant) or _is_free(expr):
+        if is_atom(expr) or isinstance(expr, Constant) or _is_cheap_fill(expr):
             new[expr] = expr
         elif is_captured(expr):
             new[expr] = name(expr)
         elif is_ready:
-            new[expr] = with_children(expr, new)
+            new[expr] = replace_children(expr, new)
         else:
             stack.append((expr, True))
             stack.extend((child, False) for child in children(expr))
@@ -53,7 +53,7 @@ def bind_captured(
     return rebuilt
 
 
-def _is_free(expr: Expr) -> bool:
+def _is_cheap_fill(expr: Expr) -> bool:
     """Return whether an expression is a fill of constants, which costs no more than reading its
     result.
     """

@@ -22,7 +22,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
 Gate = Callable[[Expr], Expr]
 """The cell that it may look at -> what goes into its activation."""
@@ -47,7 +47,7 @@ class LstmStep:
         return op.multiply(self.shown, self.show)
 
 
-def gate(total: Expr, peephole: Expr | None = None) -> Gate:
+def lstm_gate(total: Expr, peephole: Expr | None = None) -> Gate:
     """Return an LSTM gate of the pre-activation `total`, with a peephole weight on the cell state
     if there is one.
     """
@@ -78,13 +78,13 @@ def lstm(
     # CIFG (coupled input and forget gate): i = 1 - f.
     take = op.subtract(const(1.0), keep) if input_gate is None else op.sigmoid(input_gate(cell))
     new = activation(candidate_gate(cell))
-    new_cell = bounded(op.add(op.multiply(keep, cell), op.multiply(take, new)), bound)
+    new_cell = clip_symmetric(op.add(op.multiply(keep, cell), op.multiply(take, new)), bound)
     return LstmStep(
         take, keep, new, op.sigmoid(output_gate(new_cell)), new_cell, activation(new_cell)
     )
 
 
-_LAYERS: Mapping[str, Callable[..., Expr]] = {
+_RECURRENT_LAYERS: Mapping[str, Callable[..., Expr]] = {
     "lstm": op.nn.lstm, "gru": op.nn.gru, "rnn": op.nn.rnn,
 }  # fmt: skip
 
@@ -102,7 +102,7 @@ def recurrent_layer(
             gates in Relay's order.
         options: what the operator takes by name.
     """
-    outputs = _LAYERS[kind](data, *weights, **options)
+    outputs = _RECURRENT_LAYERS[kind](data, *weights, **options)
     return [TupleGetItem(outputs, at) for at in range(3 if kind == "lstm" else 2)]
 
 
@@ -116,13 +116,15 @@ def gru(data: Sequence[Expr], state: Sequence[Expr], hidden: Expr) -> Expr:
     return op.add(new, op.multiply(keep, op.subtract(hidden, new)))
 
 
-def projected(hidden: Expr, weight: Expr, bias: Expr | None = None, bound: float = 0.0) -> Expr:
+def project_hidden(
+    hidden: Expr, weight: Expr, bias: Expr | None = None, bound: float = 0.0
+) -> Expr:
     """Project a hidden state to fewer units (LSTM with projection)."""
     projection = op.nn.dense(hidden, weight)
-    return bounded(projection if bias is None else op.add(projection, bias), bound)
+    return clip_symmetric(projection if bias is None else op.add(projection, bias), bound)
 
 
-def normalised(x: Expr) -> Expr:
+def normalize_last_axis(x: Expr) -> Expr:
     """Normalize the last axis to mean 0 and variance 1 (epsilon 1e-8)."""
     mean = op.mean(x, axis=[-1], keepdims=True)
     centred = op.subtract(x, mean)
@@ -130,12 +132,12 @@ def normalised(x: Expr) -> Expr:
     return op.divide(centred, op.sqrt(op.add(variance, const(1e-8))))
 
 
-def bounded(x: Expr, limit: float) -> Expr:
+def clip_symmetric(x: Expr, limit: float) -> Expr:
     """Clip to [-limit, limit]; a limit of 0 means none."""
     return op.clip(x, -limit, limit) if limit > 0 else x
 
 
-def scanned(
+def scan_steps(
     node: Node, data: Sequence[Expr], start: Sequence[Value], step: Step, backwards: bool = False
 ) -> tuple[Expr, list[Value]]:
     """Run a step function over data [steps, ...]; return the outputs [steps, ...] and the final
@@ -144,7 +146,7 @@ def scanned(
     scope = node.scope
     extent = node.typed(data[0]).shape[0]
     # One step, as in token-by-token inference, needs no loop.
-    if known(extent) == 1:
+    if known_int(extent) == 1:
         rows = [op.squeeze(d, axis=[0]) for d in data]
         next_states = [node.given(e) for e in step(rows, [scope.expr(s) for s in start])]
         return op.expand_dims(scope.expr(next_states[0]), 0), next_states
@@ -152,7 +154,7 @@ def scanned(
     sequences = [node.given(d) for d in data]
     last = scope.spanned(op.subtract(limit, const(np.int64(1))))
 
-    def iterate(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
+    def scan_body(index: Value, go: Value, carried: Sequence[Value]) -> Iteration:
         """Run one time step."""
         at = scope.expr(index)
         at = op.subtract(last, at) if backwards else at
@@ -161,5 +163,5 @@ def scanned(
         return Iteration(go, after, after[:1])
 
     names = [f"state{at}" for at in range(len(start))]
-    final, (collected,), _ = Loop(node, names, start, limit, None, iterate).build()
+    final, (collected,), _ = Loop(node, names, start, limit, None, scan_body).build()
     return scope.expr(stacked(scope, collected, "steps", extent, 0, backwards)), final

@@ -15,13 +15,13 @@ Place = tuple[str, str, int, int]
 """Where a dimension is data: node, value, axis, and how often the same was met before."""
 
 
-class Learned(Exception):  # noqa: N818 - a restart, not an error
+class RestartImport(Exception):  # noqa: N818 - a restart, not an error
     """Signal that a node implies a fact about dimensions that earlier nodes should have known: the
     import restarts.
     """
 
 
-class Facts:
+class DimFacts:
     """Facts that the nodes of a model imply about its dimensions, stored between import attempts.
 
     They are names, numbers and expressions of names alone: each attempt makes its symbols anew, as
@@ -39,7 +39,7 @@ class Facts:
         self.doomed: dict[str, dict[int, str]] = {}
         self._of_data: dict[Place, str] = {}
 
-    def name_at(self, location: Place) -> str:
+    def data_dim_name(self, location: Place) -> str:
         """Return the name of a data-dependent dimension; a location has the same name in each
         attempt.
         """
@@ -51,7 +51,7 @@ class Facts:
             name = self.same[name]
         return name
 
-    def unite(self, pairs: Sequence[tuple[str, str]]) -> None:
+    def union_dims(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Record that the dimensions of each pair are equal; restart if that is new."""
         is_new = False
         for name, second_name in pairs:
@@ -60,44 +60,46 @@ class Facts:
                 self.same[merged] = representative
                 is_new = True
         if is_new:
-            raise Learned
+            raise RestartImport
 
-    def settle(self, name: str, number: int) -> NoReturn:
+    def fix_extent(self, name: str, number: int) -> NoReturn:
         """Record that a dimension has one possible extent, and restart."""
         self.known[name] = number
-        raise Learned
+        raise RestartImport
 
-    def equate(self, required_extents: Mapping[str, PrimExpr]) -> None:
+    def record_resized_extents(self, required_extents: Mapping[str, PrimExpr]) -> None:
         """Record the extents that resized images must have; restart if one is new."""
         new = {
-            key: over_names(expr) for key, expr in required_extents.items() if key not in self.equal
+            key: rename_symbols(expr)
+            for key, expr in required_extents.items()
+            if key not in self.equal
         }
         self.equal.update(new)
         if new:
-            raise Learned
+            raise RestartImport
 
     def doom(self, name: str, branch: int, reason: str) -> NoReturn:
         """Record that a branch of a node cannot be taken, and restart."""
         self.doomed.setdefault(name, {})[branch] = reason
-        raise Learned
+        raise RestartImport
 
 
-def over_names(expr: PrimExpr) -> PrimExpr:
+def rename_symbols(expr: PrimExpr) -> PrimExpr:
     """Replace each symbol of an expression by a variable of the same name, valid in any attempt."""
     # Symbols belong to one attempt; their names survive the restart.
     return substitute(expr, {v: Var(v.name, v.dtype) for v in free_vars(expr)})
 
 
-def settled(attempt: Callable[[Facts], T]) -> T:
+def import_to_fixpoint(attempt: Callable[[DimFacts], T]) -> T:
     """Import a model again until no node implies a new fact about its dimensions; return the last
     result.
 
     The attempt restarts with each further fact about a dimension; there are few.
     """
-    facts = Facts()
+    facts = DimFacts()
     # Terminates: each restart adds a fact, and a model has finitely many dimensions.
     while True:
         try:
             return attempt(facts)
-        except Learned:
+        except RestartImport:
             continue

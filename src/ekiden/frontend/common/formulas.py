@@ -10,7 +10,7 @@ from ekiden.frontend.common.node import Node
 from ekiden.ir.dtype import is_float, itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.dimensions import known, product
+from ekiden.topi.dimensions import known_int, product_of_dims
 
 
 def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
@@ -18,13 +18,13 @@ def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
     kind = node.typed(data)
     if is_float(kind.dtype):
         return op.mean(data, axis=axis, keepdims=keepdims)
-    count = node.scope.scalar(product([kind.shape[a] for a in axis]))
+    count = node.scope.scalar(product_of_dims([kind.shape[a] for a in axis]))
     # Narrow integer sums would wrap: accumulate in int64.
     total = op.sum(op.cast(data, "int64"), axis=axis, keepdims=keepdims)
     return op.cast(op.trunc_divide(total, op.cast(count, "int64")), kind.dtype)
 
 
-def append_axes(vector: Expr, count: int) -> Expr:
+def append_unit_axes(vector: Expr, count: int) -> Expr:
     """Append `count` axes of extent 1 to a vector."""
     return op.expand_dims(vector, axis=1, num_newaxis=count) if count else vector
 
@@ -32,15 +32,15 @@ def append_axes(vector: Expr, count: int) -> Expr:
 # Normalisation.
 
 
-def wide_dtype(dtype: str) -> str:
+def accumulation_dtype(dtype: str) -> str:
     """Return the dtype in which statistics accumulate: float32 for narrower floats."""
     return "float32" if itemsize(dtype) < 4 else dtype
 
 
-def statistics(data: Expr, dtype: str, axes: Sequence[int], epsilon: float) -> tuple[Expr, Expr]:
+def mean_and_rstd(data: Expr, dtype: str, axes: Sequence[int], epsilon: float) -> tuple[Expr, Expr]:
     """Emit the mean over axes (keepdims) and the reciprocal standard deviation."""
     # float16 overflows at squares of 256.
-    wide = wide_dtype(dtype)
+    wide = accumulation_dtype(dtype)
     data = data if wide == dtype else op.cast(data, wide)
     mean = op.mean(data, axis=list(axes), keepdims=True)
     centred = op.subtract(data, mean)
@@ -53,7 +53,7 @@ def layer_norm(node: Node, data: Expr, scale: Expr, bias: Expr, first: int, epsi
     shape = node.typed(data).shape
     if first == len(shape) - 1:
         return op.nn.layer_norm(data, scale, bias, epsilon=epsilon)
-    extent = product(shape[first:])
+    extent = product_of_dims(shape[first:])
     flat = op.reshape(data, (*shape[:first], extent), allowzero=True)
     scale, bias = (
         vector if len(node.typed(vector).shape) == 1 else op.reshape(vector, (extent,))
@@ -70,7 +70,7 @@ def batch_norm(
     return TupleGetItem(outputs, 0)
 
 
-def running_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
+def moving_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
     """Emit the exponential moving average (1 - share) old + share new."""
     share_of_old = op.multiply(old, const(1 - share, dtype))
     return op.add(share_of_old, op.multiply(new, const(share, dtype)))
@@ -79,7 +79,7 @@ def running_average(old: Expr, new: Expr, share: float, dtype: str) -> Expr:
 # Elements of vectors.
 
 
-def uniques(data: Expr, counts: bool = False) -> list[Expr]:
+def unique_in_order(data: Expr, counts: bool = False) -> list[Expr]:
     """Emit a vector's distinct elements in order of first occurrence, the inverse indices, and on
     request their counts.
     """
@@ -90,7 +90,7 @@ def uniques(data: Expr, counts: bool = False) -> list[Expr]:
     return [outputs[0], TupleGetItem(unique, 2), *outputs[1:]]
 
 
-def bucketized(data: Expr, dtype: str, boundaries: Sequence[float]) -> Expr:
+def bucketize(data: Expr, dtype: str, boundaries: Sequence[float]) -> Expr:
     """Emit the int32 bucket of each element: the number of boundaries that are at most it."""
     if dtype != "float64":
         data, dtype = op.cast(data, "float32"), "float32"
@@ -99,10 +99,10 @@ def bucketized(data: Expr, dtype: str, boundaries: Sequence[float]) -> Expr:
     return op.reshape_like(bucket_indices, data)
 
 
-def shape_of_both(node: Node) -> Expr:
+def broadcast_args(node: Node) -> Expr:
     """Convert BroadcastArgs: the shape that two shapes broadcast to."""
     a, b = node.exprs()
-    lengths = [known(node.shape(i)[0]) for i in (0, 1)]
+    lengths = [known_int(node.shape(i)[0]) for i in (0, 1)]
     if 0 in lengths:
         return b if lengths[0] == 0 else a
     if None in lengths:

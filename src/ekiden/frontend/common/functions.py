@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ekiden.ir.dtype import as_held, int_range, is_float, itemsize
+from ekiden.ir.dtype import int_range, is_float, itemsize, wrap_to_dtype
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 
@@ -37,7 +37,7 @@ def log1p(x: Expr, dtype: str) -> Expr:
 
 def whole(x: Expr, dtype: str, target: str, of_none: float = 0) -> Expr:
     """Emit a cast of floats to integers that truncates and saturates at the dtype's limits; NaN
-    becomes `of_none`.
+    becomes `no_identity`.
 
     The float just above the largest integer is a power of two, which is exact.
     """
@@ -47,15 +47,15 @@ def whole(x: Expr, dtype: str, target: str, of_none: float = 0) -> Expr:
     none = op.isnan(x)
     truncated = op.cast(op.where(none, const(0, dtype), x), target)
     # 2**31 is exact in float32, 2**31 - 1 is not: compare with >= the former.
-    above = op.greater_equal(x, const(as_held(ends[1] + 1, dtype), dtype))
-    below = op.less_equal(x, const(as_held(ends[0], dtype), dtype))
+    above = op.greater_equal(x, const(wrap_to_dtype(ends[1] + 1, dtype), dtype))
+    below = op.less_equal(x, const(wrap_to_dtype(ends[0], dtype), dtype))
     truncated = op.where(above, largest, op.where(below, lowest, truncated))
     return (
         truncated if of_none == 0 else op.where(none, const(np.array(of_none, target)), truncated)
     )
 
 
-def shifted(function: Callable[[Expr, Expr], Expr], x: Expr, bits: Expr, dtype: str) -> Expr:
+def clamped_shift(function: Callable[[Expr, Expr], Expr], x: Expr, bits: Expr, dtype: str) -> Expr:
     """Emit a shift by `bits` clamped to [0, width - 1]; C and LLVM leave larger shifts
     undefined.
     """
@@ -66,31 +66,31 @@ def erfc(x: Expr, dtype: str) -> Expr:
     """Emit the complementary error function 1 - erf(x) without cancellation for large x."""
     wide = op.cast(x, "float64")
     far = op.maximum(wide, const(1.0, "float64"))
-    factor = _erfc_fraction(far) if dtype == "float64" else _erfc_series(far)
+    factor = _erfcx_continued_fraction(far) if dtype == "float64" else _erfcx_polynomial(far)
     tail = op.multiply(op.exp(op.negative(op.multiply(far, far))), factor)
     near = op.subtract(const(1, dtype), op.erf(x))
     return op.where(op.greater(x, const(1, dtype)), op.cast(tail, dtype), near)
 
 
-_SERIES = (
+_ERFC_COEFFICIENTS = (
     0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418,
     0.37409196, 1.00002368, -1.26551223,
 )  # fmt: skip
 
 
-def _erfc_series(x: Expr) -> Expr:
+def _erfcx_polynomial(x: Expr) -> Expr:
     """Return exp(x x) erfc(x) to 1.2e-7 (Numerical Recipes, erfcc): t exp(p(t)), t = 1 / (1 + x /
     2).
     """
     one, half = const(1.0, "float64"), const(0.5, "float64")
     t = op.divide(one, op.add(one, op.multiply(x, half)))
-    sums: Expr = const(_SERIES[0], "float64")
-    for coefficient in _SERIES[1:]:
+    sums: Expr = const(_ERFC_COEFFICIENTS[0], "float64")
+    for coefficient in _ERFC_COEFFICIENTS[1:]:
         sums = op.add(op.multiply(sums, t), const(coefficient, "float64"))
     return op.multiply(t, op.exp(sums))
 
 
-def _erfc_fraction(x: Expr) -> Expr:
+def _erfcx_continued_fraction(x: Expr) -> Expr:
     """Return exp(x x) erfc(x) by its continued fraction (DLMF 7.9.3)."""
     fraction = x
     for k in range(120, 0, -1):
@@ -115,10 +115,10 @@ def python_mod(x: Expr, y: Expr, dtype: str) -> Expr:
     if not is_float(dtype):
         return op.floor_mod(x, y)
     remainder = fmod(x, y, dtype)
-    return op.where(has_other_sign(remainder, y, dtype), op.add(remainder, y), remainder)
+    return op.where(signs_differ(remainder, y, dtype), op.add(remainder, y), remainder)
 
 
-def has_other_sign(remainder: Expr, y: Expr, dtype: str) -> Expr:
+def signs_differ(remainder: Expr, y: Expr, dtype: str) -> Expr:
     """Emit the mask of non-zero remainders whose sign differs from the divisor's."""
     zero = const(0, dtype)
     differs = op.not_equal(op.less(remainder, zero), op.less(y, zero))
@@ -138,12 +138,12 @@ def atan2(y: Expr, x: Expr, dtype: str) -> Expr:
     ratio = op.where(both_infinite, const(1, dtype), ratio)
     angle = op.atan(ratio)
     angle = op.where(op.greater(up, right), op.subtract(half, angle), angle)
-    angle = op.where(is_negative(x, dtype), op.subtract(pi, angle), angle)
-    signed = op.where(is_negative(y, dtype), op.negative(angle), angle)
+    angle = op.where(signbit(x, dtype), op.subtract(pi, angle), angle)
+    signed = op.where(signbit(y, dtype), op.negative(angle), angle)
     return op.where(op.logical_or(op.isnan(x), op.isnan(y)), op.add(x, y), signed)
 
 
-def is_negative(x: Expr, dtype: str) -> Expr:
+def signbit(x: Expr, dtype: str) -> Expr:
     """Emit the sign bit as bool; the reciprocal tells -0 from 0."""
     zero = const(0, dtype)
     below = op.less(op.divide(const(1, dtype), x), zero)
@@ -178,11 +178,11 @@ def elu(
 ) -> Expr:
     """Return scale * (x if x > 0 else alpha * (exp(input_scale * x) - 1))."""
     zero = const(0, dtype)
-    below = expm1(_times(op.minimum(x, zero), input_scale, dtype), dtype)
-    return _times(op.where(op.greater(x, zero), x, _times(below, alpha, dtype)), scale, dtype)
+    below = expm1(_scale(op.minimum(x, zero), input_scale, dtype), dtype)
+    return _scale(op.where(op.greater(x, zero), x, _scale(below, alpha, dtype)), scale, dtype)
 
 
-def _times(x: Expr, factor: float, dtype: str) -> Expr:
+def _scale(x: Expr, factor: float, dtype: str) -> Expr:
     """Multiply by a constant; a factor of 1 emits nothing."""
     return x if factor == 1 else op.multiply(x, const(factor, dtype))
 
@@ -219,10 +219,10 @@ def silu(x: Expr) -> Expr:
 
 def swish(x: Expr, dtype: str, alpha: float) -> Expr:
     """Return x * sigmoid(alpha * x)."""
-    return op.multiply(x, op.sigmoid(_times(x, alpha, dtype)))
+    return op.multiply(x, op.sigmoid(_scale(x, alpha, dtype)))
 
 
-def linear_sigmoid(x: Expr, dtype: str, alpha: float, beta: float) -> Expr:
+def scaled_hard_sigmoid(x: Expr, dtype: str, alpha: float, beta: float) -> Expr:
     """Emit clip(alpha * x + beta, 0, 1), ONNX's HardSigmoid."""
     sloped = op.multiply(x, const(alpha, dtype))
     return op.clip(op.add(sloped, const(beta, dtype)), 0.0, 1.0)

@@ -13,10 +13,10 @@ from typing import Any
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
-from ekiden.relay.transform.language.remove_unused_functions import ENTRIES_ATTRIBUTE
+from ekiden.relay.transform.language.remove_unused_functions import ENTRY_FUNCTIONS_ATTR
 from ekiden.runtime.lazy_dataclass import dataclass
 
-INITIAL = "initial_state"
+INITIAL_STATE_FUNCTION = "initial_state"
 """The function that gives what is kept between runs before the first: one value, or a tuple."""
 
 
@@ -64,7 +64,7 @@ class ImportedModule:
         if self.constraints is not None:
             attributes["constraints"] = self.constraints
         if self.states:
-            attributes[ENTRIES_ATTRIBUTE] = (INITIAL,)
+            attributes[ENTRY_FUNCTIONS_ATTR] = (INITIAL_STATE_FUNCTION,)
         attrs = {**self.module.attrs, **attributes}
         return IRModule(dict(self.module.functions.items()), self.module.type_definitions, attrs)
 

@@ -15,7 +15,7 @@ from ekiden.runtime.errors import EkidenError, ImportModelError
 
 
 @contextmanager
-def told_by(
+def translate_errors(
     tool: str, label: str, libraries: Sequence[str] | None, advice: str = ""
 ) -> Iterator[None]:
     """Translate errors raised in a `with` block in which `tool` works on the model `label`.
@@ -38,8 +38,8 @@ def told_by(
     except (EkidenError, MemoryError):
         raise
     except Exception as error:
-        text = f"import {label}: {tool}: {_first_words(error)}"
-        source_line = "" if libraries is None else _line(error, libraries)
+        text = f"import {label}: {tool}: {_first_paragraph(error)}"
+        source_line = "" if libraries is None else _user_code_line(error, libraries)
         text += f"\n  {source_line}" if source_line else ""
         raise ImportModelError(f"{text}\n  {advice}" if advice else text) from error
 
@@ -54,33 +54,33 @@ def check_readable(path: str | os.PathLike[str], label: str) -> None:
         raise ImportModelError(f"import {label}: {text}") from error
 
 
-def _first_words(error: Exception) -> str:
+def _first_paragraph(error: Exception) -> str:
     """Return the first paragraph of an error's message, or of the error that it quotes.
 
     Behind it come debugging settings, links and whole configurations; all of it stays the error's
     cause.
     """
     paragraphs = [p.strip() for p in str(error).split("\n\n") if p.strip()]
-    quoted = [p for p in paragraphs if p.startswith(_QUOTE)]
-    paragraph = quoted[0].removeprefix(_QUOTE) if quoted else "".join(paragraphs[:1])
+    quoted = [p for p in paragraphs if p.startswith(_QUOTED_ERROR_PREFIX)]
+    paragraph = quoted[0].removeprefix(_QUOTED_ERROR_PREFIX) if quoted else "".join(paragraphs[:1])
     words = paragraph.partition(" Full object config:")[0] or type(error).__name__
-    return words if len(words) <= _MOST else f"{words[:_MOST]}..."
+    return words if len(words) <= _MAX_MESSAGE_CHARS else f"{words[:_MAX_MESSAGE_CHARS]}..."
 
 
-_MOST = 800
+_MAX_MESSAGE_CHARS = 800
 """Characters of a library's message that are shown: some print whole arrays and modules."""
 
 
-_QUOTE = "Exception encountered: "
+_QUOTED_ERROR_PREFIX = "Exception encountered: "
 
 
-def shown(file: str, line: int | str | None, code: str | None) -> str:
+def format_source_line(file: str, line: int | str | None, code: str | None) -> str:
     """Format a source line as `model.py:12: y = x.relu()`."""
     name = file.rpartition(os.sep)[2]
     return f"{name}:{line}" + (f": {code.strip()}" if code and code.strip() else "")
 
 
-def _line(error: Exception, libraries: Sequence[str]) -> str:
+def _user_code_line(error: Exception, libraries: Sequence[str]) -> str:
     """Return the innermost traceback line in user code, "" where there is none."""
     loaded = [sys.modules[name] for name in ("ekiden", *libraries) if name in sys.modules]
     folders = tuple(f + os.sep for module in loaded for f in module.__path__)
@@ -93,5 +93,5 @@ def _line(error: Exception, libraries: Sequence[str]) -> str:
         if is_standard or not os.path.isfile(file):  # "<string>", or a file of Cython
             continue
         if not file.startswith(folders):
-            return shown(frame.filename, frame.lineno, frame.line)
+            return format_source_line(frame.filename, frame.lineno, frame.line)
     return ""

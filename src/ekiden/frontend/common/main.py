@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.frontend.common.scope import Scope
-from ekiden.frontend.common.value import Names, Value, constant, dim_name
+from ekiden.frontend.common.value import UniqueNames, Value, constant, dim_name
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr, const
 from ekiden.ir.span import Span
@@ -21,17 +21,17 @@ def initial_state(arrays: Sequence[Array]) -> Function:
     return Function((), body, kinds[0] if len(kinds) == 1 else TupleType(kinds))
 
 
-class Main:
+class MainBuilder:
     """Builder of the function `main`. input_names: the model's input names, in order."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.input_names: list[str] = []
-        self._names = Names()
+        self._names = UniqueNames()
 
     def tensor(self, name: str, kind: TensorType) -> Value:
         """Add a tensor input; return its value."""
-        var = self._var(name, kind)
+        var = self._input_var(name, kind)
         self.scope.add_param(var, kind, name)
         return Value(kind, expr=var)
 
@@ -43,12 +43,12 @@ class Main:
 
     def object(self, name: str, kind: Type) -> Var:
         """Add a non-tensor input, such as a list; return its variable."""
-        var = self._var(name, kind)
+        var = self._input_var(name, kind)
         self.scope.params.append(var)
         self.scope.param_names[var] = name
         return var
 
-    def _var(self, name: str, kind: Type) -> Var:
+    def _input_var(self, name: str, kind: Type) -> Var:
         """Return a parameter of unique name whose span names the input."""
         self.input_names.append(name)
         var = Var(self._names.unique(name, "input"), kind, span=Span(f"input '{name}'"))
@@ -57,7 +57,7 @@ class Main:
 
     def function(self, outputs: Sequence[Value]) -> Function:
         """Build `main` with these outputs; several become a tuple."""
-        fields = [self.scope.leaving(v) for v in outputs]
+        fields = [self.scope.as_block_result(v) for v in outputs]
         types = tuple(self.scope.type_of(f) for f in fields)
         body = fields[0] if len(fields) == 1 else Tuple(tuple(fields), span=Span("outputs"))
         kind = types[0] if len(types) == 1 else TupleType(types)

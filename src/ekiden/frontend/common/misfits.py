@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 from ekiden.runtime.errors import ImportModelError
 
-_MISFITS = (
+_MALFORMED_ERRORS = (
     struct.error, LookupError, AttributeError, TypeError, ArithmeticError, StopIteration,
     AssertionError, RecursionError,
 )  # fmt: skip
 
 
 @contextmanager
-def fitting(subject: str) -> Iterator[None]:
+def reject_malformed(subject: str) -> Iterator[None]:
     """Translate Python errors of a `with` block that parses a file into ImportModelError; `subject`
     begins its message.
 
@@ -26,6 +26,6 @@ def fitting(subject: str) -> Iterator[None]:
         yield
     # Parsers index and unpack what the file declares: a malformed file shows as one of these, never
     # as a crash.
-    except _MISFITS as error:
+    except _MALFORMED_ERRORS as error:
         detail = f"{type(error).__name__}: {error}".rstrip(": ")
         raise ImportModelError(f"{subject} ({detail})") from error

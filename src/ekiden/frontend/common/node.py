@@ -17,7 +17,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.dimensions import Dim, Shape, as_dim, known
+from ekiden.topi.dimensions import Dim, Shape, as_dim, known_int
 
 Result: TypeAlias = Expr | Value | Sequence[Expr | Value | None]
 """What a converter gives: an expression (its fields are the outputs where it is a tuple), a value,
@@ -25,22 +25,22 @@ or one of these for each output, None for one that is not supported.
 """
 
 
-class Body(Protocol):
+class Subgraph(Protocol):
     """Subgraph of a node: a branch, or the body of a loop."""
 
     @property
     def names(self) -> Sequence[str]:
         """Return the names of the subgraph's inputs."""
 
-    def run(self, inputs: Sequence[Value]) -> list[Value]:
+    def print_stmts(self, inputs: Sequence[Value]) -> list[Value]:
         """Import the subgraph's nodes for these inputs; return its outputs."""
 
 
-MAX_DECLARED = 1 << 28
+MAX_DECLARED_ELEMENTS = 1 << 28
 """Elements of a table that is made while importing, at most."""
 
 
-class Inputs(list[Value | None]):
+class TrackedInputs(list[Value | None]):
     """Inputs of a node that record which of them a converter has read."""
 
     def __init__(self, values: Iterable[Value | None]) -> None:
@@ -88,12 +88,16 @@ class Node:
         output_names: Sequence[str] = ("",),
     ) -> None:
         self.name, self.scope, self.output_names = name, scope, output_names
-        self.inputs = Inputs(None if v is None else sizes.resolved(scope, v) for v in inputs)
+        self.inputs = TrackedInputs(
+            None if v is None else sizes.resolve_named_sizes(scope, v) for v in inputs
+        )
 
     def with_inputs(self, inputs: Sequence[Value | None]) -> Self:
         """Return a copy of the node with other inputs, for converters composed of others."""
         copied = copy.copy(self)
-        copied.inputs = Inputs(None if v is None else sizes.resolved(self.scope, v) for v in inputs)
+        copied.inputs = TrackedInputs(
+            None if v is None else sizes.resolve_named_sizes(self.scope, v) for v in inputs
+        )
         return copied
 
     def unsupported(self, reason: str) -> NoReturn:
@@ -167,12 +171,12 @@ class Node:
         if (
             count is not None
             and len(operand.type.shape) == 1
-            and known(operand.type.shape[0]) is None
+            and known_int(operand.type.shape[0]) is None
         ):
             # The operator fixes the length of this vector: a dynamic extent can only be `count`.
             self.scope.same(operand.type.shape, (as_dim(count),))
-            operand = self.value_of(op.reshape(self.expr(index), (count,)))
-        extents = sizes.dims(self.scope, operand)
+            operand = self.as_value(op.reshape(self.expr(index), (count,)))
+        extents = sizes.named_dims(self.scope, operand)
         if extents is None:
             self.needs(index, f"{what!r} must be a vector of known length")
         return extents
@@ -183,7 +187,7 @@ class Node:
         A known mismatch is left to the operator, which rejects it.
         """
         shape = () if self.optional(index) is None else self.shape(index)
-        if axis < len(shape) and (known(shape[axis]) is None or known(extent) is None):
+        if axis < len(shape) and (known_int(shape[axis]) is None or known_int(extent) is None):
             self.scope.same((shape[axis],), (as_dim(extent),))
 
     def partial(self, index: int) -> Sequence[PrimExpr | None]:
@@ -196,14 +200,14 @@ class Node:
         dims = [as_dim(e if isinstance(e, PrimExpr) else int(e)) for e in elements.ravel()]
         return [e if sizes.is_dim(e) else None for e in dims]
 
-    def believed(self, what: str, count: int) -> int:
+    def check_declared_count(self, what: str, count: int) -> int:
         """Return a count that the model declares; reject it above MAX_DECLARED_ELEMENTS, before
         memory is allocated.
 
         Raises Unsupported where it is negative or beyond any model.
         """
-        if not 0 <= count <= MAX_DECLARED:
-            self.unsupported(f"{what} must be in [0, {MAX_DECLARED}], got {count}")
+        if not 0 <= count <= MAX_DECLARED_ELEMENTS:
+            self.unsupported(f"{what} must be in [0, {MAX_DECLARED_ELEMENTS}], got {count}")
         return count
 
     def axis(self, axis: int, rank: int) -> int:
@@ -218,7 +222,7 @@ class Node:
         """Return the type of an expression under construction."""
         return self.scope.typed(expr)
 
-    def value_of(self, expr: Expr) -> Value:
+    def as_value(self, expr: Expr) -> Value:
         """Return an expression under construction as a value."""
         return Value(self.typed(expr), expr=expr)
 
@@ -255,6 +259,6 @@ class AttributeNode(Node):
         """Return a dtype attribute. Raises Unsupported for one that no tensor has."""
         raise NotImplementedError
 
-    def of_input(self, index: int) -> str:
+    def input_label(self, index: int) -> str:
         """Return " of <tensor>" for messages; "" where inputs have no names."""
         return ""

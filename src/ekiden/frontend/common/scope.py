@@ -11,22 +11,22 @@ from typing import TypeGuard
 import numpy as np
 
 from ekiden.arith import Analyzer
-from ekiden.frontend.common.block import Block
+from ekiden.frontend.common.block import ImportBlock
 from ekiden.frontend.common.captures import bind_captured
-from ekiden.frontend.common.dim_arithmetic import dim_tensor
-from ekiden.frontend.common.facts import Facts, Learned
+from ekiden.frontend.common.dim_arithmetic import lower_dim
+from ekiden.frontend.common.facts import DimFacts, RestartImport
 from ekiden.frontend.common.sequence_value import SequenceValue
 from ekiden.frontend.common.spans import with_span
-from ekiden.frontend.common.sum_value import definition, of_type_call
-from ekiden.frontend.common.value import Value, clean_name
+from ekiden.frontend.common.sum_value import sum_type_definition, value_of_type_call
+from ekiden.frontend.common.value import Value, sanitize_name
 from ekiden.ir import prim
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Array
-from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, binary, is_const
+from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, fold_binary, is_const
 from ekiden.ir.prim import Var as PrimVar
-from ekiden.ir.prim_visitor import Interned, exceeds, free_vars, substitute
+from ekiden.ir.prim_visitor import ExprInterner, free_vars, has_more_nodes, substitute
 from ekiden.ir.span import Span
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, Function, Let, TupleGetItem, Var
@@ -36,7 +36,7 @@ from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import free_vars as relay_free_vars
 from ekiden.relay.visitor import map_type
 from ekiden.runtime.errors import ImportModelError
-from ekiden.topi.dimensions import equal, known
+from ekiden.topi.dimensions import are_equal_dims, known_int
 
 MAX_EXTENT_NODES = 100
 """Nodes of an expression that is an extent. Those of networks with named sizes are shorter; where
@@ -46,7 +46,7 @@ an extent is made of itself again and again its text would double with each laye
 class Scope:
     """Import scope: symbols, constraints and nested blocks of one import attempt."""
 
-    def __init__(self, facts: Facts, used: set[str]) -> None:
+    def __init__(self, facts: DimFacts, used: set[str]) -> None:
         self.used = used
         self.span = Span("model")
         self.params: list[Var] = []
@@ -58,9 +58,9 @@ class Scope:
         self._made: dict[SizeVar, tuple[Var, int, int, int]] = {}
         """Symbols that a dimension is made of: tensor, axis, factor and rest of the dimension."""
         self._scalars: dict[SizeVar, Expr] = {}
-        self._blocks = [Block()]
+        self._blocks = [ImportBlock()]
         self._origins: dict[Var, Expr] = {}
-        self._interned = Interned()
+        self._interned = ExprInterner()
         self._births: dict[Expr, int] = {}
         """Expression of a value -> how many there were before it."""
         self._symbols: dict[str, SizeVar] = {}
@@ -78,7 +78,7 @@ class Scope:
         """Return the dimension of that name: a symbol, or a number where the model admits no other
         extent.
         """
-        dim = self._dimension(name)
+        dim = self._dim_symbol(name)
         if isinstance(dim, SizeVar):
             self._stated.add(dim)
         if isinstance(dim, SizeVar) and dim.upper is not None:
@@ -86,7 +86,7 @@ class Scope:
             self.constraints[limit] = (dim <= dim.upper, limit)
         return dim
 
-    def _dimension(self, name: str) -> PrimExpr:
+    def _dim_symbol(self, name: str) -> PrimExpr:
         """Return the symbol of a dimension, or of its representative among equal ones."""
         name = self._facts.first(name)
         if name in self._facts.known:
@@ -107,9 +107,9 @@ class Scope:
         """
         self.params.append(var)
         self.param_names[var] = name
-        self._show(var, type_)
+        self._register_symbols(var, type_)
 
-    def _show(self, var: Var, type_: TensorType) -> None:
+    def _register_symbols(self, var: Var, type_: TensorType) -> None:
         """Record which parameter and axis carries each symbol of a type, directly or as a linear
         expression.
         """
@@ -134,9 +134,11 @@ class Scope:
         # A condition on inputs of main is checked once on entry, before memory is allocated.
         if len(self._blocks) == 1 and not block.symbols.intersection(free_vars(condition)):
             self.constraints.setdefault(repr(condition), (condition, f"{self.span}{why}"))
-        elif block.is_new(repr(condition)):
+        elif block.mark_required(repr(condition)):
             scalar = self.spanned(self.scalar(condition))
-            block.require(scalar, f"{self.span}{why} needs {prim_text(condition)}", self.span)
+            block.require(
+                scalar, f"{self.span}{why} needs {format_prim_expr(condition)}", self.span
+            )
 
     def require_data(self, condition: Expr, why: str) -> None:
         """Require that a data-dependent bool scalar holds, checked at run time in the current
@@ -147,7 +149,7 @@ class Scope:
     # Blocks: main, branches, functions.
 
     @contextmanager
-    def inside(self, block: Block) -> Iterator[Block]:
+    def inside(self, block: ImportBlock) -> Iterator[ImportBlock]:
         """Enter a `with` block in which a branch or a function body is imported."""
         self._blocks.append(block)
         try:
@@ -166,17 +168,17 @@ class Scope:
     def variable(self, name: str, kind: Type) -> Var:
         """Return a new parameter of the function whose body is the innermost block."""
         if not isinstance(kind, TensorType):
-            var = Var(clean_name(name) or "value", kind, span=self.span)
+            var = Var(sanitize_name(name) or "value", kind, span=self.span)
             var.set_checked_type(kind)
             return var
         dims = (self._named(name, axis, dim) for axis, dim in enumerate(kind.shape))
         named = TensorType(tuple(dims), kind.dtype)
-        var = Var(clean_name(name) or "value", named, span=self.span)
+        var = Var(sanitize_name(name) or "value", named, span=self.span)
         var.set_checked_type(named)
         stated_dims = {d for d in kind.shape if isinstance(d, SizeVar)}
         new = {d for d in named.shape if isinstance(d, SizeVar)} - stated_dims
         self._blocks[-1].symbols |= new
-        self._show(var, named)
+        self._register_symbols(var, named)
         return var
 
     def _named(self, name: str, axis: int, dim: PrimExpr) -> PrimExpr:
@@ -188,8 +190,8 @@ class Scope:
             return dim
         where = (str(self.span), name, axis)
         count = self._places[where] = self._places.get(where, -1) + 1
-        called = self._facts.name_at((*where, count))
-        return self._dimension(called) if len(self._blocks) == 1 else SizeVar(called)
+        called = self._facts.data_dim_name((*where, count))
+        return self._dim_symbol(called) if len(self._blocks) == 1 else SizeVar(called)
 
     def bound(
         self, expr: Expr, name: str = "value", shape: Sequence[PrimExpr] | None = None
@@ -201,11 +203,11 @@ class Scope:
         """
         kind = self.type_of(expr)
         if isinstance(kind, TypeCall):
-            return of_type_call(self.spanned(expr), kind)
+            return value_of_type_call(self.spanned(expr), kind)
         assert isinstance(kind, TensorType), f"a tensor or a sequence expected, got {kind!r}"
         # An extent built from itself layer after layer would double its text: bind a symbol to it.
-        if any(exceeds(d, MAX_EXTENT_NODES) for d in kind.shape):
-            return self._bounded(expr, name, kind)
+        if any(has_more_nodes(d, MAX_EXTENT_NODES) for d in kind.shape):
+            return self._bind_long_extents(expr, name, kind)
         if not any(isinstance(d, AnyDim) for d in kind.shape):
             return Value(kind, expr=self.spanned(expr))
         if shape is not None:
@@ -216,21 +218,21 @@ class Scope:
         self.bind(var, expr)
         return Value(self.typed(var), expr=var)
 
-    def _bounded(self, expr: Expr, name: str, kind: TensorType) -> Value:
+    def _bind_long_extents(self, expr: Expr, name: str, kind: TensorType) -> Value:
         """Bind an expression whose extents have a long text, and replace these extents by
         symbols.
         """
         symbols = {n: s for block in self._blocks for n, s in block.extents.items()}
         dims = list(kind.shape)
         for axis, dim in enumerate(dims):
-            if exceeds(dim, MAX_EXTENT_NODES):
+            if has_more_nodes(dim, MAX_EXTENT_NODES):
                 dims[axis] = symbols.get(id(self._interned(dim)), AnyDim())
         open_dims = (AnyDim() if d is not k else d for d, k in zip(dims, kind.shape, strict=True))
-        relaxed = self.relaxed(self.spanned(expr), TensorType(tuple(open_dims), kind.dtype))
+        relaxed = self.relax_type(self.spanned(expr), TensorType(tuple(open_dims), kind.dtype))
         var = self.variable(name, TensorType(tuple(dims), kind.dtype))
         self.bind(var, relaxed)
         for dim, symbol in zip(kind.shape, self.typed(var).shape, strict=True):
-            if exceeds(dim, MAX_EXTENT_NODES) and isinstance(symbol, SizeVar):
+            if has_more_nodes(dim, MAX_EXTENT_NODES) and isinstance(symbol, SizeVar):
                 self._blocks[-1].extents.setdefault(id(self._interned(dim)), symbol)
         return Value(self.typed(var), expr=var)
 
@@ -239,7 +241,7 @@ class Scope:
         if value.symbols is None:
             return value
         elements = [e for e in value.symbols.ravel() if isinstance(e, PrimExpr)]
-        if not any(exceeds(e, MAX_EXTENT_NODES) for e in elements):
+        if not any(has_more_nodes(e, MAX_EXTENT_NODES) for e in elements):
             return value
         return Value(value.type, expr=self.expr(value))
 
@@ -253,7 +255,7 @@ class Scope:
         """Record, in the innermost block, that an element of a tensor is a named dimension."""
         self._blocks[-1].sizes[number] = dim
 
-    def with_sizes(self, elements: Array) -> Array:
+    def substitute_sizes(self, elements: Array) -> Array:
         """Substitute the dimensions named so far for tensor elements."""
         named: dict[PrimVar, PrimExpr] = {}
         for block in self._blocks:
@@ -278,35 +280,35 @@ class Scope:
                     waiting += [self._origins[var]] if var in self._origins else []
         return [v for v in visited if v in self.param_names]
 
-    def leaving(self, value: Value) -> Expr:
+    def as_block_result(self, value: Value) -> Expr:
         """Return a value as a result of the innermost block; dimensions bound inside become
         unknown.
         """
         expr = self.expr(value)
-        return self.relaxed(expr, self.outside(self.type_of(expr)))
+        return self.relax_type(expr, self.outside(self.type_of(expr)))
 
-    def outside(self, kind: Type, block: Block | None = None) -> Type:
+    def outside(self, kind: Type, block: ImportBlock | None = None) -> Type:
         """Return a type as seen from outside a block, the innermost one by default."""
         inner = (self._blocks[-1] if block is None else block).symbols
 
-        def replace(inner_type: Type) -> Type:
+        def erase_inner_dims(inner_type: Type) -> Type:
             """Replace dimensions that name something bound inside by unknown ones."""
             if not isinstance(inner_type, TensorType):
                 return inner_type
             dims = (AnyDim() if inner.intersection(free_vars(d)) else d for d in inner_type.shape)
             return TensorType(tuple(dims), inner_type.dtype)
 
-        return map_type(kind, replace)
+        return map_type(kind, erase_inner_dims)
 
-    def is_outside(self, *values: Value) -> bool:
+    def depends_on_main_only(self, *values: Value) -> bool:
         """Return whether known values depend only on dimensions named in `main`."""
         inner = {s for block in self._blocks[1:] for s in block.symbols}
         symbols = [e for v in values if v.symbols is not None for e in v.symbols.ravel()]
         return not inner.intersection(free_vars(*symbols))
 
-    def relaxed(self, expr: Expr, kind: Type) -> Expr:
+    def relax_type(self, expr: Expr, kind: Type) -> Expr:
         """Return an expression under a less specific type."""
-        if says_as_much(self.type_of(expr), kind):
+        if is_as_specific(self.type_of(expr), kind):
             return expr
         # A Let whose variable has the wider type forgets dimensions without computing anything.
         var = Var("result", kind, span=self.span)
@@ -323,7 +325,7 @@ class Scope:
             (element,) = kind.args
             assert isinstance(element, TensorType)
             return self.sequence(value, element)
-        return self.relaxed(self.expr(value), kind)
+        return self.relax_type(self.expr(value), kind)
 
     def fields(self, expr: Expr, names: Sequence[str]) -> list[Value]:
         """Return the fields of a tuple of tensors, each bound."""
@@ -333,7 +335,7 @@ class Scope:
     # Alternatives of values of several ranks.
 
     @contextmanager
-    def inside_alternative(self, blocks: Sequence[Block]) -> Iterator[None]:
+    def inside_alternative(self, blocks: Sequence[ImportBlock]) -> Iterator[None]:
         """Enter a `with` block in which nodes are imported for one alternative, in the innermost of
         these blocks.
         """
@@ -346,9 +348,9 @@ class Scope:
             del self._blocks[count:]
             self._tentative -= 1
 
-    def use_sum(self, count: int) -> None:
+    def declare_sum_type(self, count: int) -> None:
         """Declare the sum type of `count` alternatives in the module."""
-        data = definition(count)
+        data = sum_type_definition(count)
         self.module.type_definitions[data.header] = data
 
     def doomed(self) -> Mapping[int, str]:
@@ -370,7 +372,7 @@ class Scope:
 
         Raises Learned when that says more of symbols than was known.
         """
-        pairs = list(_open_pairs(first, second))
+        pairs = list(_unequal_pairs(first, second))
         inner = {s for block in self._blocks for s in block.symbols}
         named = [
             (a.name, b.name)
@@ -378,29 +380,29 @@ class Scope:
             if isinstance(a, SizeVar) and isinstance(b, SizeVar) and not inner & {a, b}
         ]
         if named and not self._tentative:
-            self._facts.unite(named)
+            self._facts.union_dims(named)
         # A branch that is not taken must not constrain the inputs.
         if len(self._blocks) == 1:  # of main, which every run computes
             self._learn_number(pairs)
         if not self._tentative:
             self._learn_resized(pairs)
         for a, b in pairs:
-            self.require(binary(prim.EQ, a, b))
+            self.require(fold_binary(prim.EQ, a, b))
 
-    def broadcasts(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
+    def require_broadcastable(self, first: Sequence[PrimExpr], second: Sequence[PrimExpr]) -> None:
         """Require two shapes to broadcast; s against min(s, c) with c > 1 implies s <= c."""
         aligned = zip(reversed(first), reversed(second), strict=False)
         pairs = [(a, b) for a, b in aligned if not is_const(a, 1) and not is_const(b, 1)]
-        pairs = list(_open_pairs([a for a, _ in pairs], [b for _, b in pairs]))
+        pairs = list(_unequal_pairs([a for a, _ in pairs], [b for _, b in pairs]))
         if not self._tentative:
             for a, b in pairs:
                 self._learn_bound(a, b)
                 self._learn_bound(b, a)
             self._learn_resized(pairs)
         for a, b in pairs:
-            condition = binary(prim.EQ, a, b)
+            condition = fold_binary(prim.EQ, a, b)
             for dim in (d for d in (a, b) if not is_const(d)):
-                condition = binary(prim.Or, condition, binary(prim.EQ, dim, 1))
+                condition = fold_binary(prim.Or, condition, fold_binary(prim.EQ, dim, 1))
             self.require(condition)
 
     def _learn_number(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
@@ -409,7 +411,7 @@ class Scope:
             if self._is_stated(symbol) and isinstance(number, IntImm):
                 if number.value < 0:
                     raise ImportModelError(f"dimension {symbol.name!r} would be {number.value}")
-                self._facts.settle(symbol.name, number.value)
+                self._facts.fix_extent(symbol.name, number.value)
 
     def _is_stated(self, dim: PrimExpr) -> TypeGuard[SizeVar]:
         """Return whether a dimension is a symbol that the model names, of which facts may be
@@ -424,7 +426,7 @@ class Scope:
         for x, limit in ((bound.a, bound.b), (bound.b, bound.a)):
             if x is symbol and isinstance(limit, IntImm) and limit.value > 1:
                 self._facts.upper[symbol.name] = limit.value
-                raise Learned
+                raise RestartImport
 
     def _learn_resized(self, pairs: Sequence[tuple[PrimExpr, PrimExpr]]) -> None:
         """Learn the extents of resized images from the tensors that they must match."""
@@ -434,9 +436,9 @@ class Scope:
                 if repr(resized) in self._resized and not is_const(matching):
                     required_extents.setdefault(repr(resized), matching)
                     break
-        self._facts.equate(required_extents)
+        self._facts.record_resized_extents(required_extents)
 
-    def resized(self, extent: PrimExpr) -> PrimExpr:
+    def resolve_resized(self, extent: PrimExpr) -> PrimExpr:
         """Return the extent that an image is resized to, or the one that later nodes
         require of it.
         """
@@ -446,17 +448,17 @@ class Scope:
         if key not in self._facts.equal:
             self._resized.add(key)
             return extent
-        required = self._from_names(self._facts.equal[key])
+        required = self._resolve_named_dims(self._facts.equal[key])
         if required is None:
             return extent
-        self.require(binary(prim.EQ, extent, required))
+        self.require(fold_binary(prim.EQ, extent, required))
         return required
 
-    def _from_names(self, expr: PrimExpr) -> PrimExpr | None:
+    def _resolve_named_dims(self, expr: PrimExpr) -> PrimExpr | None:
         """Return an expression over names as one over this attempt's symbols; None while one has no
         value.
         """
-        symbols = {v: self._dimension(v.name) for v in free_vars(expr)}
+        symbols = {v: self._dim_symbol(v.name) for v in free_vars(expr)}
         dims = [s for s in symbols.values() if isinstance(s, SizeVar)]
         return substitute(expr, symbols) if all(s in self._sources for s in dims) else None
 
@@ -494,11 +496,11 @@ class Scope:
         """Return a sequence as a list expression whose elements have one type."""
         if value.items is None:
             assert value.expr is not None
-            return self.relaxed(value.expr, sequence.list_type(element))
+            return self.relax_type(value.expr, sequence.list_type(element))
         list_expr: Expr = sequence.empty(element)
         for item in value.items:
-            list_expr = sequence.append(list_expr, self.relaxed(self.expr(item), element))
-        return self.relaxed(self.spanned(list_expr), sequence.list_type(element))
+            list_expr = sequence.append(list_expr, self.relax_type(self.expr(item), element))
+        return self.relax_type(self.spanned(list_expr), sequence.list_type(element))
 
     def spanned(self, expr: Expr) -> Expr:
         """Return an expression, typed, with the current node as the span of its new parts."""
@@ -516,7 +518,7 @@ class Scope:
 
     # Loops.
 
-    def births(self) -> int:
+    def birth_count(self) -> int:
         """Return the number of expressions made so far, to tell later which are newer."""
         return len(self._births)
 
@@ -553,9 +555,9 @@ class Scope:
 
     def scalar(self, dim: PrimExpr) -> Expr:
         """Emit a shape expression as a scalar tensor."""
-        return dim_tensor(dim, self._size)
+        return lower_dim(dim, self._dim_size)
 
-    def _size(self, symbol: SizeVar) -> Expr:
+    def _dim_size(self, symbol: SizeVar) -> Expr:
         # One expression a symbol: shape_of and take of it are shared by all nodes.
         """Emit the run-time extent of a symbol: an element of the shape of a parameter, solved for
         the symbol if linear.
@@ -578,7 +580,7 @@ def _linear_terms(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | None:
     """
     probe = 1_000_003
     # Two points determine the line; the far one rejects non-linear dimensions.
-    values = [known(substitute(dim, {symbol: prim.const(n, "int64")})) for n in (0, 1, probe)]
+    values = [known_int(substitute(dim, {symbol: prim.const(n, "int64")})) for n in (0, 1, probe)]
     if any(value is None for value in values):
         return None
     offset, first, last = (value or 0 for value in values)
@@ -586,27 +588,27 @@ def _linear_terms(dim: PrimExpr, symbol: SizeVar) -> tuple[int, int] | None:
     return (factor, offset) if factor and last == factor * probe + offset else None
 
 
-def says_as_much(actual: Type, expected: Type) -> bool:
+def is_as_specific(actual: Type, expected: Type) -> bool:
     """Return whether a type has all that another of its kind states: equal or both unknown
     dimensions.
     """
     match actual, expected:
         case TensorType(shape=a), TensorType(shape=b):
             return all(
-                x is y or (isinstance(x, AnyDim) and isinstance(y, AnyDim)) or equal(x, y)
+                x is y or (isinstance(x, AnyDim) and isinstance(y, AnyDim)) or are_equal_dims(x, y)
                 for x, y in zip(a, b, strict=True)
             )
         case (TypeCall(args=a), TypeCall(args=b)) | (TupleType(fields=a), TupleType(fields=b)):
-            return len(a) == len(b) and all(says_as_much(x, y) for x, y in zip(a, b, strict=True))
+            return len(a) == len(b) and all(is_as_specific(x, y) for x, y in zip(a, b, strict=True))
     return False
 
 
-def _open_pairs(
+def _unequal_pairs(
     first: Sequence[PrimExpr], second: Sequence[PrimExpr]
 ) -> Iterator[tuple[PrimExpr, PrimExpr]]:
     """Yield the pairs of dimensions that are not provably equal, skipping unknown ones."""
     for a, b in zip(first, second, strict=True):
-        if not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and not equal(a, b):
+        if not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and not are_equal_dims(a, b):
             yield a, b
 
 

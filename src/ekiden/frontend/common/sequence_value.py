@@ -20,38 +20,38 @@ from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay.expr import Expr
 from ekiden.relay.op import sequence
-from ekiden.topi.dimensions import equal
+from ekiden.topi.dimensions import are_equal_dims
 
 
-def joined(a: Type, b: Type) -> Type | None:
+def join_types(a: Type, b: Type) -> Type | None:
     """Return the least upper bound of two types; None for tensors of different rank or dtype."""
     match a, b:
         case TensorType(), TensorType() if a.dtype == b.dtype and len(a.shape) == len(b.shape):
-            return TensorType(tuple(map(_joined_dim, a.shape, b.shape)), a.dtype)
+            return TensorType(tuple(map(_join_dims, a.shape, b.shape)), a.dtype)
         case TypeCall(), TypeCall() if a.func == b.func:
-            args = _joined_all(a.args, b.args)
+            args = _join_type_lists(a.args, b.args)
             return None if args is None else TypeCall(a.func, args)
         case TupleType(), TupleType():
-            fields = _joined_all(a.fields, b.fields)
+            fields = _join_type_lists(a.fields, b.fields)
             return None if fields is None else TupleType(fields)
     return None
 
 
-def _joined_all(first: Sequence[Type], second: Sequence[Type]) -> tuple[Type, ...] | None:
+def _join_type_lists(first: Sequence[Type], second: Sequence[Type]) -> tuple[Type, ...] | None:
     """Join two lists of types pairwise; None where their lengths or a pair do not match."""
     if len(first) != len(second):
         return None
-    common_types = [joined(a, b) for a, b in zip(first, second, strict=True)]
+    common_types = [join_types(a, b) for a, b in zip(first, second, strict=True)]
     return None if None in common_types else tuple(k for k in common_types if k is not None)
 
 
-def _joined_dim(a: PrimExpr, b: PrimExpr) -> PrimExpr:
+def _join_dims(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """Return a dimension that both share, else an unknown one."""
-    is_one = not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and equal(a, b)
+    is_one = not isinstance(a, AnyDim) and not isinstance(b, AnyDim) and are_equal_dims(a, b)
     return a if is_one else AnyDim()
 
 
-class NoTensor(Value):
+class NonTensorValue(Value):
     """Value other than a tensor; operations that need a tensor raise Unsupported."""
 
     __slots__ = ()
@@ -64,7 +64,7 @@ class NoTensor(Value):
         return super().__getattribute__(name)
 
 
-class MapValue(NoTensor):
+class MapValue(NonTensorValue):
     """List of dictionaries, one per row of a matrix whose columns are named by `keys` (ONNX
     ZipMap).
     """
@@ -83,7 +83,7 @@ class MapValue(NoTensor):
         return self.expr.checked_type
 
 
-class Absent(NoTensor):
+class AbsentValue(NonTensorValue):
     """Absent optional value (ONNX Optional)."""
 
     __slots__ = ()
@@ -98,7 +98,7 @@ class Absent(NoTensor):
         return TupleType(())
 
 
-class SequenceValue(NoTensor):
+class SequenceValue(NonTensorValue):
     """Sequence: Python `items` where its length is known, else a run-time list `expr` with elements
     of type `element`.
     """
@@ -133,14 +133,14 @@ class SequenceValue(NoTensor):
         kinds: list[Type] = [v.type for v in self.items]
         if self.element is not None:
             kinds.append(self.element)
-        common = reduce(_joined_or_fail, kinds)
+        common = reduce(_require_common_type, kinds)
         assert isinstance(common, TensorType)
         return common
 
 
-def _joined_or_fail(a: Type, b: Type) -> Type:
+def _require_common_type(a: Type, b: Type) -> Type:
     """Return the common type of two elements; raise Unsupported without one."""
-    common = joined(a, b)
+    common = join_types(a, b)
     if common is None:
         raise Unsupported(
             "the elements of a sequence whose length is not known at import must have one rank "
@@ -149,7 +149,7 @@ def _joined_or_fail(a: Type, b: Type) -> Type:
     return common
 
 
-def sequence_of(expr: Expr, kind: TypeCall) -> SequenceValue:
+def as_sequence_value(expr: Expr, kind: TypeCall) -> SequenceValue:
     """Return a run-time list as a value."""
     (element,) = kind.args
     assert isinstance(element, TensorType)

@@ -22,14 +22,14 @@ def with_span(roots: Sequence[Expr], span: Span) -> list[Expr]:
         if expr.span is not None or isinstance(expr, Op):
             done[id(expr)] = expr
         elif is_ready:
-            done[id(expr)] = _respan(expr, [done[id(c)] for c in _parts(expr)], span)
+            done[id(expr)] = _respan(expr, [done[id(c)] for c in _operands(expr)], span)
         else:
             stack.append((expr, True))
-            stack.extend((c, False) for c in _parts(expr))
+            stack.extend((c, False) for c in _operands(expr))
     return [done[id(r)] for r in roots]
 
 
-def _parts(expr: Expr) -> Sequence[Expr]:
+def _operands(expr: Expr) -> Sequence[Expr]:
     """Return the operands of an expression that a converter made."""
     match expr:
         case Call():

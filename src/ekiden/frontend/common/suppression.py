@@ -9,7 +9,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 
 
-def kept_boxes(
+def non_max_suppression(
     node: Node, boxes: Expr, scores: Expr, max_output: Expr, overlap: Expr, score_threshold: Expr
 ) -> tuple[Expr, Expr]:
     """Emit non-maximum suppression: the selected box indices int32 [n] and their count int64 [1].
@@ -27,15 +27,15 @@ def kept_boxes(
     return op.cast(rows, "int32"), op.cast(TupleGetItem(suppressed, 1), "int64")
 
 
-def selected_boxes(
+def non_max_suppression_indices(
     node: Node, boxes: Expr, scores: Expr, max_output: Expr, overlap: Expr, score_threshold: Expr
 ) -> Expr:
     """Emit the indices of the selected boxes alone, as many as there are."""
-    rows, count = kept_boxes(node, boxes, scores, max_output, overlap, score_threshold)
+    rows, count = non_max_suppression(node, boxes, scores, max_output, overlap, score_threshold)
     return op.strided_slice(rows, const(np.zeros(1, np.int64)), count, axes=[0])
 
 
-def padded_to(node: Node, rows: Expr, count: Expr, max_output: int) -> tuple[Expr, Expr]:
+def pad_selected(node: Node, rows: Expr, count: Expr, max_output: int) -> tuple[Expr, Expr]:
     """Emit the first `max_output` indices, zero-padded, and the mask of valid ones."""
     wide = op.strided_slice(op.nn.pad(rows, ((0, max_output),)), (0,), (max_output,))
     is_there = op.less(op.arange(0, max_output, 1, "int64"), count)

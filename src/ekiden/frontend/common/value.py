@@ -85,7 +85,7 @@ def constant(array: Array) -> Value:
     return Value(type_, array=array, expr=expr)
 
 
-def scalar(number: object, dtype: str) -> Value:
+def scalar_value(number: object, dtype: str) -> Value:
     """Return a number as a constant of rank 0."""
     return constant(const(number, dtype).data)
 
@@ -108,7 +108,7 @@ def known(elements: Array, dtype: str) -> Value:
     return Value(tensor_type(elements.shape, dtype), symbols=simplified)
 
 
-def clean_name(name: str) -> str:
+def sanitize_name(name: str) -> str:
     """Return a valid Relay identifier: letters, digits and underscores, not starting with a digit;
     may be empty.
     """
@@ -120,17 +120,17 @@ def dim_name(name: str, axis: int, stated: str = "") -> str:
     """Return the name of an input's symbolic dimension: the model's own, else one made of input and
     axis.
     """
-    cleaned = "" if stated in _UNNAMED else clean_name(stated)
-    return cleaned or f"{clean_name(name) or 'input'}_dim{axis}"
+    cleaned = "" if stated in _ANONYMOUS_DIM_NAMES else sanitize_name(stated)
+    return cleaned or f"{sanitize_name(name) or 'input'}_dim{axis}"
 
 
-_UNNAMED = ("None", "unknown", "unk")
+_ANONYMOUS_DIM_NAMES = ("None", "unknown", "unk")
 """Names that exporters give to dimensions they know nothing of: not one dimension, however often
 they occur.
 """
 
 
-class Names:
+class UniqueNames:
     """Generator of unique identifiers within one import."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Names:
 
     def unique(self, name: str, fallback: str) -> str:
         """Return `name` sanitized, with a number appended if it is taken."""
-        base = candidate = clean_name(name) or fallback
+        base = candidate = sanitize_name(name) or fallback
         count = 0
         while candidate in self._taken:
             count += 1

@@ -19,12 +19,12 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
 from ekiden.ir.prim import IntImm
 from ekiden.ir.span import Span
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Expr, TupleGetItem
 from ekiden.runtime.errors import EkidenError, ImportModelError, InternalError, UnsupportedError
 
-CHAIN = 8
+MAX_CHAIN_NODES = 8
 """How many of the nodes that led to an error are shown."""
 
 
@@ -89,13 +89,13 @@ class Walk:
         except InternalError:
             raise
         except (EkidenError, ValueError) as error:
-            raise self._located(name, inputs, made_by, str(error)) from error
+            raise self._locate_error(name, inputs, made_by, str(error)) from error
         except PYTHON_ERRORS as error:
             text = (
                 f"its inputs and attributes do not fit each other ({type(error).__name__}: "
                 f"{error}); if the model is valid, this is a fault of Ekiden's"
             )
-            raise self._located(name, inputs, made_by, text, ConversionError) from error
+            raise self._locate_error(name, inputs, made_by, text, ConversionError) from error
         finally:
             self.scope.span = around
 
@@ -123,7 +123,7 @@ class Walk:
                 raise Unsupported(f"output {index} ({name!r}) is not supported")
         exprs = {i: e for i, _ in used_outputs if isinstance(e := all_outputs[i], Expr)}
         for index, expr in exprs.items():
-            _check_extents(names[index], scope.typed(expr))
+            _check_nonnegative_extents(names[index], scope.typed(expr))
         spanned = dict(zip(exprs, scope.span_all(list(exprs.values())), strict=True))
         values: dict[str, Value] = {}
         for index, name in used_outputs:
@@ -141,7 +141,7 @@ class Walk:
             return [expr]
         return [TupleGetItem(expr, i) for i in range(len(field_types(kind)))]
 
-    def _located(
+    def _locate_error(
         self,
         name: str,
         inputs: Mapping[str, Value | None],
@@ -153,35 +153,35 @@ class Walk:
         error = kind(f"import {self.label}: {name}: {reason}")
         for input_name, value in inputs.items():
             if value is not None:
-                error.add_note(f"its input {input_name!r} is {_kind_text(value)}")
-        chain = " <- ".join(islice(made_by(), CHAIN))
+                error.add_note(f"its input {input_name!r} is {_value_type_text(value)}")
+        chain = " <- ".join(islice(made_by(), MAX_CHAIN_NODES))
         if chain:
             error.add_note(f"made by {chain}")
-        if sources := self._sources(inputs.values()):
+        if sources := self._source_inputs(inputs.values()):
             origins = ", ".join(sources)
             error.add_note(f"hint: it follows from {origins}; {self.shapes} gives other shapes")
         return error
 
-    def _sources(self, inputs: Iterable[Value | None]) -> list[str]:
+    def _source_inputs(self, inputs: Iterable[Value | None]) -> list[str]:
         """Return the model inputs, with their types, that the inputs of a node depend on."""
         names = self.scope.param_names
         exprs = [v.expr for v in inputs if v is not None and v.expr is not None]
         made_of = dict.fromkeys(v for e in exprs for v in self.scope.sources(e))
-        return [f"the input {names[v]!r}, {type_text(v.checked_type)}" for v in made_of]
+        return [f"the input {names[v]!r}, {format_type(v.checked_type)}" for v in made_of]
 
 
-def _kind_text(value: Value) -> str:
+def _value_type_text(value: Value) -> str:
     """Return the type of a value for messages; for a heterogeneous sequence those of its
     elements.
     """
     try:
-        return type_text(value.kind)
+        return format_type(value.kind)
     except Unsupported:
         items = value.items if isinstance(value, SequenceValue) else None
-        return f"[{', '.join(map(_kind_text, items or ()))}]"
+        return f"[{', '.join(map(_value_type_text, items or ()))}]"
 
 
-def _check_extents(name: str, kind: TensorType) -> None:
+def _check_nonnegative_extents(name: str, kind: TensorType) -> None:
     """Raise ImportModelError where an extent is negative: a window is wider than its
     padded input.
     """

@@ -8,14 +8,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.onnx.dtype import DTYPES
-from ekiden.frontend.onnx.load import sorted_nodes, versions_of
+from ekiden.frontend.onnx.dtype import ELEMENT_DTYPES
+from ekiden.frontend.onnx.load import opset_versions, topological_order
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import describe
+from ekiden.frontend.onnx.node import describe_node
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
 
-MAX_PREFIX = 200
+MAX_PREFIX_LENGTH = 200
 """Letters of a call that the names inside it begin with."""
 
 
@@ -28,7 +28,7 @@ def has_function(proto: onnx.NodeProto, domain: str, version: int) -> bool:
     return bool(schema.has_function or schema.has_context_dependent_function)
 
 
-def defined_by(
+def schema_function(
     proto: onnx.NodeProto, domain: str, version: int, inputs: Sequence[Value | None]
 ) -> onnx.FunctionProto:
     """Return the FunctionProto of a node's schema, specialised to its input types where it is
@@ -54,64 +54,64 @@ def defined_by(
     return function
 
 
-def body(
+def inlined_body(
     function: onnx.FunctionProto, proto: onnx.NodeProto, label: str
 ) -> tuple[list[onnx.NodeProto], dict[str, int]]:
     """Inline a function for a calling node; return its nodes in topological order and their opset
     versions.
     """
-    prefix = _prefix(describe(proto))
+    prefix = _name_prefix(describe_node(proto))
     names = dict(zip(function.input, proto.input, strict=False))
     # Fewer actual than formal inputs: trailing optional inputs are absent (an empty name in ONNX
     # IR).
     names.update(dict.fromkeys(function.input[len(proto.input) :], ""))
     # An output that the caller does not name keeps a private name inside of the body.
     names.update({f: o for f, o in zip(function.output, proto.output, strict=False) if o})
-    attributes = _attributes(function, proto)
+    attributes = _attribute_bindings(function, proto)
     graph = onnx.GraphProto()
     for position, template in enumerate(function.node):
         inlined = graph.node.add()
         inlined.CopyFrom(template)
         inlined.name = f"{prefix}{template.name or position}"
         _bind_attributes(inlined, attributes)
-        _rename_all(inlined, names, prefix)
+        _rename_tensors(inlined, names, prefix)
     for name in filter(None, proto.output):
         graph.output.add(name=name)
-    for template in _passed_through(function, proto):
+    for template in _passthrough_nodes(function, proto):
         graph.node.append(template)
-    return sorted_nodes(graph, label), versions_of(function.opset_import)
+    return topological_order(graph, label), opset_versions(function.opset_import)
 
 
-def _prefix(call: str) -> str:
+def _name_prefix(call: str) -> str:
     """Return the prefix of the names inside a call, shortened by a hash where the call's name is
     long.
     """
-    if len(call) <= MAX_PREFIX:
+    if len(call) <= MAX_PREFIX_LENGTH:
         return f"{call}/"
     # Nested calls would otherwise make names whose lengths grow with each level.
     digest = hashlib.sha256(call.encode()).hexdigest()[:16]
-    return f"{call[: MAX_PREFIX // 2]}...{digest}/"
+    return f"{call[: MAX_PREFIX_LENGTH // 2]}...{digest}/"
 
 
-def _rename_all(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> None:
+def _rename_tensors(node: onnx.NodeProto, names: Mapping[str, str], prefix: str) -> None:
     """Qualify every tensor name of a node and of its subgraphs."""
 
-    def rename(name: str) -> str:
+    def qualified_name(name: str) -> str:
         """Return the caller's name of a formal parameter, otherwise the prefixed name."""
         return names.get(name, f"{prefix}{name}") if name else ""
 
     stack = [node]
     while stack:
         inner = stack.pop()
-        inner.input[:] = map(rename, inner.input)
-        inner.output[:] = map(rename, inner.output)
+        inner.input[:] = map(qualified_name, inner.input)
+        inner.output[:] = map(qualified_name, inner.output)
         for graph in (a.g for a in inner.attribute if a.HasField("g")):
             for named in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-                named.name = rename(named.name)
+                named.name = qualified_name(named.name)
             stack.extend(graph.node)
 
 
-def _passed_through(function: onnx.FunctionProto, proto: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _passthrough_nodes(function: onnx.FunctionProto, proto: onnx.NodeProto) -> list[onnx.NodeProto]:
     """Return Identity nodes for the outputs of a function that are also its inputs."""
     actual_names = dict(zip(function.input, proto.input, strict=False))
     return [
@@ -121,7 +121,7 @@ def _passed_through(function: onnx.FunctionProto, proto: onnx.NodeProto) -> list
     ]
 
 
-def _attributes(
+def _attribute_bindings(
     function: onnx.FunctionProto, proto: onnx.NodeProto
 ) -> dict[str, onnx.AttributeProto]:
     """Return the attribute values of a call: the caller's, otherwise the function's or schema's
@@ -166,6 +166,6 @@ def _type_proto(value: Value | None) -> onnx.TypeProto:
     """Return the TypeProto of a value; an empty one for an absent input."""
     if value is None or not isinstance(value.type, TensorType):
         return onnx.TypeProto()
-    kinds = {ours: theirs for theirs, ours in DTYPES.items()}
+    kinds = {ours: theirs for theirs, ours in ELEMENT_DTYPES.items()}
     shape = [d.value if isinstance(d, IntImm) else None for d in value.type.shape]
     return onnx.helper.make_tensor_type_proto(kinds[value.type.dtype], shape)

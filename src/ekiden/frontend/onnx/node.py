@@ -12,7 +12,7 @@ from typing import NoReturn, Self, TypeAlias
 import numpy as np
 
 from ekiden.frontend.common import node as common
-from ekiden.frontend.common.node import Body, Result
+from ekiden.frontend.common.node import Result, Subgraph
 from ekiden.frontend.common.scope import Scope
 from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.frontend.common.value import Value
@@ -36,7 +36,7 @@ Converter: TypeAlias = Callable[["Node"], Result]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OnnxRow:
     """A row of the converter table: an operator, the opset since which the row holds, and its
     converter.
 
@@ -59,12 +59,12 @@ class Row:
     domain: str = ""
     graphs: str = ""
     inputs: str = ""
-    may_ignore: str = ""
-    is_users: bool = False
-    stays: bool = False
+    ignorable_inputs: str = ""
+    is_extension: bool = False
+    is_unfoldable: bool = False
 
 
-def describe(proto: onnx.NodeProto) -> str:
+def describe_node(proto: onnx.NodeProto) -> str:
     """Return a node's name for messages, such as `Conv 'layer1/conv'`. A node without a name goes
     by its first output.
     """
@@ -75,7 +75,7 @@ def describe(proto: onnx.NodeProto) -> str:
     return f"{kind} '{name}'"
 
 
-def read_attribute(proto: onnx.AttributeProto) -> Attribute:
+def parse_attribute(proto: onnx.AttributeProto) -> Attribute:
     """Convert an AttributeProto to a Python value, array, graph or type.
 
     Raises Unsupported for lists of graphs and the like.
@@ -104,28 +104,36 @@ def read_attribute(proto: onnx.AttributeProto) -> Attribute:
             return proto.g
         case kinds.TYPE_PROTO:
             return proto.tp
-    check_kind(proto)
+    check_attribute_type(proto)
     raise AssertionError(f"attribute {proto.name!r} has a kind that cannot be read")
 
 
-def check_kind(proto: onnx.AttributeProto) -> None:
+def check_attribute_type(proto: onnx.AttributeProto) -> None:
     """Raise Unsupported for attribute types that cannot be read, such as lists of graphs."""
-    if proto.type not in KINDS:
+    if proto.type not in READABLE_ATTRIBUTE_TYPES:
         name = onnx.AttributeProto.AttributeType.Name(proto.type)
         raise Unsupported(f"attribute {proto.name!r} has the unsupported kind {name}")
 
 
-_KIND = onnx.AttributeProto
-KINDS = (
-    _KIND.INT, _KIND.FLOAT, _KIND.STRING, _KIND.INTS, _KIND.FLOATS, _KIND.STRINGS, _KIND.TENSOR,
-    _KIND.GRAPH, _KIND.TYPE_PROTO, _KIND.SPARSE_TENSOR,
-)  # fmt: skip
+_PROTO = onnx.AttributeProto
+READABLE_ATTRIBUTE_TYPES = (
+    _PROTO.INT,
+    _PROTO.FLOAT,
+    _PROTO.STRING,
+    _PROTO.INTS,
+    _PROTO.FLOATS,
+    _PROTO.STRINGS,
+    _PROTO.TENSOR,
+    _PROTO.GRAPH,
+    _PROTO.TYPE_PROTO,
+    _PROTO.SPARSE_TENSOR,
+)
 """The kinds of attributes that can be read."""
-LISTS = (_KIND.INTS, _KIND.FLOATS, _KIND.STRINGS)
+LIST_ATTRIBUTE_TYPES = (_PROTO.INTS, _PROTO.FLOATS, _PROTO.STRINGS)
 """Those that are lists."""
 
 
-class Attributes(Mapping[str, Attribute]):
+class LazyAttributes(Mapping[str, Attribute]):
     """A mapping of a node's attributes that decodes each on first access."""
 
     def __init__(self, protos: Iterable[onnx.AttributeProto]) -> None:
@@ -134,7 +142,7 @@ class Attributes(Mapping[str, Attribute]):
 
     def __getitem__(self, name: str) -> Attribute:
         if name not in self._read:
-            self._read[name] = read_attribute(self._protos[name])
+            self._read[name] = parse_attribute(self._protos[name])
         return self._read[name]
 
     def __contains__(self, name: object) -> bool:
@@ -171,7 +179,7 @@ class Node(common.Node):
         attributes: Mapping[str, Attribute],
         inputs: Sequence[Value | None],
         scope: Scope,
-        nest: Callable[[onnx.GraphProto], Body] | None = None,
+        nest: Callable[[onnx.GraphProto], Subgraph] | None = None,
         named: Callable[[str], Value | None] | None = None,
         makers: Mapping[str, onnx.NodeProto] | None = None,
     ) -> None:
@@ -187,7 +195,7 @@ class Node(common.Node):
             named: looks up a value of the enclosing graph.
             makers: tensor name -> the node of the enclosing graph that produces it.
         """
-        super().__init__(describe(proto), inputs, scope, proto.output)
+        super().__init__(describe_node(proto), inputs, scope, proto.output)
         self._nest, self._named, self._makers = nest, named, makers or {}
         self.proto = proto
         self.opset = opset
@@ -202,7 +210,7 @@ class Node(common.Node):
             copied._attributes = attributes
         return copied
 
-    def maker(self, index: int) -> onnx.NodeProto | None:
+    def producer(self, index: int) -> onnx.NodeProto | None:
         """Return the node of the same graph that produces an input; None for graph inputs and
         initializers.
         """
@@ -220,14 +228,14 @@ class Node(common.Node):
         """Return the operator's name."""
         return str(self.proto.op_type)
 
-    def length_of(self, name: str) -> int | None:
+    def list_length(self, name: str) -> int | None:
         """Return the length of a list attribute; None for attributes that are absent or no
         lists.
         """
         # Counted on the message, without decoding lists that may have millions of elements.
         lists = (a for a in self.proto.attribute if a.name == name)
         attribute = next(lists, None) if name in self._attributes else None
-        if attribute is None or attribute.type not in LISTS:
+        if attribute is None or attribute.type not in LIST_ATTRIBUTE_TYPES:
             return None
         return len(attribute.ints) + len(attribute.floats) + len(attribute.strings)
 
@@ -240,7 +248,11 @@ class Node(common.Node):
     def get_int(self, name: str, default: int = 0) -> int:
         """Return an integer attribute."""
         value = self._attributes.get(name, default)
-        return value if isinstance(value, int) else self._bad(name, "an integer", value)
+        return (
+            value
+            if isinstance(value, int)
+            else self._raise_bad_attribute(name, "an integer", value)
+        )
 
     def get_float(self, name: str, default: float | np.float32) -> float:
         """Return a float attribute: the nearest float32, as the model stores it."""
@@ -249,68 +261,70 @@ class Node(common.Node):
         return (
             float(value)
             if isinstance(value, (int, float, np.floating))
-            else self._bad(name, "a float", value)
+            else self._raise_bad_attribute(name, "a float", value)
         )
 
-    def get_number(self, name: str) -> float:
+    def get_required_float(self, name: str) -> float:
         """Return a float attribute that the schema requires."""
         return self.get_float(name, 0.0)
 
     def get_string(self, name: str, default: str) -> str:
         """Return a string attribute."""
         value = self._attributes.get(name, default)
-        return value if isinstance(value, str) else self._bad(name, "a string", value)
+        return (
+            value if isinstance(value, str) else self._raise_bad_attribute(name, "a string", value)
+        )
 
     def get_ints(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
         """Return a list of integers. Without a default the attribute must be present."""
         value = self._attributes.get(name, default)
         if not isinstance(value, tuple) or not all(isinstance(v, int) for v in value):
-            self._bad(name, "a list of integers", value)
+            self._raise_bad_attribute(name, "a list of integers", value)
         return tuple(v for v in value if isinstance(v, int))
 
     def get_floats(self, name: str) -> tuple[float, ...]:
         """Return a required list of floats."""
         value = self._attributes.get(name)
         if not isinstance(value, tuple) or not all(isinstance(v, (int, float)) for v in value):
-            self._bad(name, "a list of floats", value)
+            self._raise_bad_attribute(name, "a list of floats", value)
         return tuple(float(v) for v in value if isinstance(v, (int, float)))
 
     def get_strings(self, name: str) -> tuple[str, ...]:
         """Return a list of strings; empty if the attribute is absent."""
         value = self._attributes.get(name, ())
         if not isinstance(value, tuple) or not all(isinstance(v, str) for v in value):
-            self._bad(name, "a list of strings", value)
+            self._raise_bad_attribute(name, "a list of strings", value)
         return tuple(v for v in value if isinstance(v, str))
 
-    def int_array(self, name: str) -> Array:
+    def get_int_array(self, name: str) -> Array:
         """Return a list of integers as an int64 array; empty if the attribute is absent."""
-        return self._list(name, "a list of integers", np.int64)
+        return self._numeric_list(name, "a list of integers", np.int64)
 
-    def float_array(self, name: str) -> Array:
+    def get_float_array(self, name: str) -> Array:
         """Return a list of floats as a float32 array; empty if the attribute is absent."""
-        return self._list(name, "a list of floats", np.float32)
+        return self._numeric_list(name, "a list of floats", np.float32)
 
-    def _list(self, name: str, expected: str, dtype: type) -> Array:
+    def _numeric_list(self, name: str, expected: str, dtype: type) -> Array:
         """Return a list attribute as a vector of a dtype; raise Unsupported for other types."""
         if name not in self._attributes:
             return np.zeros(0, dtype)
         attributes = self._attributes
         elements = (
             attributes.array(name)
-            if isinstance(attributes, Attributes)
+            if isinstance(attributes, LazyAttributes)
             else np.array(attributes[name])
         )
         if elements.ndim != 1 or (elements.size and elements.dtype != dtype):
-            self._bad(name, expected, self._attributes[name])
+            self._raise_bad_attribute(name, expected, self._attributes[name])
         return elements.astype(dtype, copy=False)
 
-    def string_numbers(self, name: str, numbers: Mapping[str, int]) -> Array:
+    def get_string_indices(self, name: str, numbers: Mapping[str, int]) -> Array:
         """Map a list of strings to int64 numbers by a table; raise Unsupported for other strings.
         Raises Unsupported naming a string that the table lacks.
         """
         attributes = self._attributes
         words: Iterable[bytes]
-        if isinstance(attributes, Attributes) and name in attributes:
+        if isinstance(attributes, LazyAttributes) and name in attributes:
             words = attributes.strings(name)
         else:
             words = [w.encode() for w in self.get_strings(name)]
@@ -328,14 +342,14 @@ class Node(common.Node):
         value = self._attributes.get(name)
         return value if isinstance(value, np.ndarray) else None
 
-    def body(self, name: str) -> Body:
+    def body(self, name: str) -> Subgraph:
         """Return the importer of a required graph attribute."""
         value = self._attributes.get(name)
         if not isinstance(value, onnx.GraphProto) or self._nest is None:
-            self._bad(name, "a graph", value)
+            self._raise_bad_attribute(name, "a graph", value)
         return self._nest(value)
 
-    def _bad(self, name: str, expected: str, value: object) -> NoReturn:
+    def _raise_bad_attribute(self, name: str, expected: str, value: object) -> NoReturn:
         """Raise Unsupported for an attribute of another type than expected."""
         came = "nothing" if value is None else reprlib.repr(value)
         raise Unsupported(f"attribute {name!r} must be {expected}, got {came}")

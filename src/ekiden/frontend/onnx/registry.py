@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from ekiden._lazy import load_module
 from ekiden.frontend.onnx.converters._exports import ROWS
-from ekiden.frontend.onnx.node import Converter, Row
-from ekiden.ir.extensions import note_extension
-from ekiden.ir.table import Table
+from ekiden.frontend.onnx.node import Converter, OnnxRow
+from ekiden.ir.extensions import record_extension
+from ekiden.ir.table import LazyRegistry
 
-FAMILIES = "ekiden.frontend.onnx.converters"
+FAMILY_PACKAGE = "ekiden.frontend.onnx.converters"
 
 
-class Converters(Table[tuple[str, str], tuple[Row, ...]]):
+class ConverterTable(LazyRegistry[tuple[str, str], tuple[OnnxRow, ...]]):
     """A table of converter rows that imports a family's module on the first lookup of one of its
     operators.
     """
@@ -22,12 +22,14 @@ class Converters(Table[tuple[str, str], tuple[Row, ...]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.row_modules = {key_of(op): home for home, ops in ROWS.items() for op in ops.split()}
+        self.row_modules = {
+            operator_key(op): home for home, ops in ROWS.items() for op in ops.split()
+        }
 
     def load(self, home: str) -> None:
         """Import a family's module and add its rows."""
-        by_operator: dict[tuple[str, str], tuple[Row, ...]] = {}
-        for row in load_module(f"{FAMILIES}.{home}").ROWS:
+        by_operator: dict[tuple[str, str], tuple[OnnxRow, ...]] = {}
+        for row in load_module(f"{FAMILY_PACKAGE}.{home}").ROWS:
             key = (row.domain, row.op_type)
             have = by_operator.get(key, ())
             assert all(r.since != row.since for r in have), f"{key} since {row.since} has two rows"
@@ -42,13 +44,13 @@ class Converters(Table[tuple[str, str], tuple[Row, ...]]):
             self.load(home)
 
 
-def key_of(op: str) -> tuple[str, str]:
+def operator_key(op: str) -> tuple[str, str]:
     """Split "domain:Operator" into (domain, operator); ONNX's own domain is ""."""
     domain, _, name = op.rpartition(":")
     return domain, name
 
 
-TABLE = Converters()
+CONVERTER_TABLE = ConverterTable()
 """(domain, operator) -> its rows; what ONNX itself defines has the domain ""."""
 
 
@@ -78,16 +80,16 @@ def register(
     def add(convert: Converter) -> Converter:
         """Add the row to the table and record the converter as an extension."""
         key = ("" if domain == "ai.onnx" else domain, op)
-        have = TABLE.get(key) or ()
+        have = CONVERTER_TABLE.get(key) or ()
         other_versions = tuple(r for r in have if r.since != since)
         if len(other_versions) < len(have) and not override:
             raise ValueError(
                 f"register {op!r} of domain {domain!r}: version {since} is there; "
                 "say override=True to replace it"
             )
-        note_extension(convert)
-        row = Row(op, convert, since, attributes, domain=key[0], is_users=True)
-        TABLE[key] = (*other_versions, row)
+        record_extension(convert)
+        row = OnnxRow(op, convert, since, attributes, domain=key[0], is_extension=True)
+        CONVERTER_TABLE[key] = (*other_versions, row)
         return convert
 
     return add

@@ -34,11 +34,11 @@ def from_onnx(
     """
     frontend("onnx").check_model(model, "from_onnx")
     imported = import_onnx(model, shape, opset, freeze_params)
-    params, module = imported.params, _unnamed(imported).as_module()
+    params, module = imported.params, _drop_input_names(imported).as_module()
     return module, {name: tensor(value) for name, value in params.items()}
 
 
-def _unnamed(imported: ImportedModule) -> ImportedModule:
+def _drop_input_names(imported: ImportedModule) -> ImportedModule:
     """Drop the input names of a module with parameters: inputs then go by their variables'
     names.
     """

@@ -37,7 +37,7 @@ def check_counts(nodes: Iterable[Any], label: str) -> None:
                     raise ImportModelError(f"import {label}: {text} at most")
 
 
-def nodes_of(graph: Any) -> Iterator[Any]:  # noqa: ANN401  # messages have no types
+def all_nodes(graph: Any) -> Iterator[Any]:  # noqa: ANN401  # messages have no types
     """Yield the nodes of a GraphDef and of the functions of its library."""
     yield from graph.node
     for function in graph.library.function:

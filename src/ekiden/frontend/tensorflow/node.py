@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, TypeAlias
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tensorflow.load import Proto, dims_of, dtype_name
+from ekiden.frontend.tensorflow.load import Proto, decode_shape, dtype_name
 from ekiden.ir.op import Array
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from ekiden.frontend.tensorflow.graph import Graph
+    from ekiden.frontend.tensorflow.graph import GraphImporter
 
 
 class Node(common.AttributeNode):
     """Node of a GraphDef as converters see it; `graph` is its importer."""
 
     def __init__(
-        self, proto: Proto, inputs: Sequence[Value | None], graph: Graph, outputs: Sequence[str]
+        self,
+        proto: Proto,
+        inputs: Sequence[Value | None],
+        graph: GraphImporter,
+        outputs: Sequence[str],
     ) -> None:
         super().__init__(proto.name, inputs, graph.shared.scope, outputs)
         self.proto, self.graph, self.op = proto, graph, str(proto.op)
@@ -49,7 +53,7 @@ class Node(common.AttributeNode):
         """Return an integer list attribute."""
         return tuple(int(i) for i in self.proto.attr[name].list.i) if self.has(name) else ()
 
-    def reals(self, name: str) -> tuple[float, ...]:
+    def floats(self, name: str) -> tuple[float, ...]:
         """Return a float list attribute."""
         return tuple(float(f) for f in self.proto.attr[name].list.f) if self.has(name) else ()
 
@@ -64,7 +68,7 @@ class Node(common.AttributeNode):
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
         """Return a shape attribute; None for an unknown rank."""
-        return dims_of(self.proto.attr[name].shape) if self.has(name) else None
+        return decode_shape(self.proto.attr[name].shape) if self.has(name) else None
 
     def function(self, name: str) -> str:
         """Return the library function that an attribute names."""
@@ -82,7 +86,7 @@ ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TensorflowRow:
     """Row of the converter table: operator, converter, evaluation rule."""
 
     op: str
@@ -90,5 +94,5 @@ class Row:
     rule: Evaluator | None = None
     is_predicate: bool = False
     """Whether it gives truth values."""
-    places: bool = False
+    binds_outputs: bool = False
     """Whether it puts its outputs into the graph itself: not all of them are there."""

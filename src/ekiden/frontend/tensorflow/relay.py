@@ -7,7 +7,7 @@ from itertools import takewhile
 
 import tensorflow as tf
 
-from ekiden.frontend.table import described, frontend
+from ekiden.frontend.table import describe_model, frontend
 from ekiden.frontend.tensorflow.importer import import_tensorflow
 from ekiden.frontend.tensorflow.load import Proto
 from ekiden.ir.module import IRModule
@@ -15,7 +15,7 @@ from ekiden.runtime import Tensor
 from ekiden.runtime.errors import CompileError
 
 Dim = int | str
-_FORMS = ("use_dense", "use_nt_batch_matmul")
+_CONVERT_CONFIG_KEYS = ("use_dense", "use_nt_batch_matmul")
 """What TVM's `convert_config` says."""
 
 
@@ -48,15 +48,19 @@ def from_tensorflow(
         text = "the graph's layouts stay; relay.transform.ConvertLayout gives others"
         raise CompileError(f"from_tensorflow: layout {layout!r}: {text}")
     for name, value in (convert_config or {}).items():
-        if name not in _FORMS or not isinstance(value, bool):
-            text = f"convert_config: {' and '.join(_FORMS)} are taken, True or False"
+        if name not in _CONVERT_CONFIG_KEYS or not isinstance(value, bool):
+            text = f"convert_config: {' and '.join(_CONVERT_CONFIG_KEYS)} are taken, True or False"
             raise CompileError(f"from_tensorflow: {text}; got {name!r}: {value!r}")
     if not isinstance(graph, tf.compat.v1.GraphDef):
-        raise CompileError(f"from_tensorflow: a frozen GraphDef expected, got {described(graph)}")
-    return import_tensorflow(graph, shape, outputs=outputs or _last(graph)).as_module(), {}
+        raise CompileError(
+            f"from_tensorflow: a frozen GraphDef expected, got {describe_model(graph)}"
+        )
+    return import_tensorflow(
+        graph, shape, outputs=outputs or _default_outputs(graph)
+    ).as_module(), {}
 
 
-def _last(graph: Proto) -> list[str]:
+def _default_outputs(graph: Proto) -> list[str]:
     """Return the default outputs: the last node, or all variables of a loop that ends the graph."""
     nodes = [node for node in graph.node if node.op != "NoOp"]
     ends = list(takewhile(lambda node: node.op == "Exit", reversed(nodes)))

@@ -20,17 +20,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ekiden.frontend.tflite.integer import steps_of
+from ekiden.frontend.tflite.integer import quantization_of
 from ekiden.frontend.tflite.node import Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import op as qnn
-from ekiden.relay.qnn.rescale import away
+from ekiden.relay.qnn.rescale import round_half_away
 from ekiden.runtime.lazy_dataclass import dataclass
 
-NONE = const(np.int32(0)), const(np.int32(0)), const(np.float32(1)), const(np.float32(1))
+UNIT_QUANTIZATION = (
+    const(np.int32(0)),
+    const(np.int32(0)),
+    const(np.float32(1)),
+    const(np.float32(1)),
+)
 """Zero points and scales of products, which are applied to sums."""
-_SIGN = 128
+_UINT8_OFFSET = 128
 """Between the numbers of uint8 and those of int8."""
 
 
@@ -40,7 +45,7 @@ def is_hybrid(node: Node) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class QuantizedRows:
     """Rows quantized at run time: uint8 levels, float32 scale and int32 zero point per row."""
 
     levels: Expr
@@ -54,25 +59,27 @@ class Rows:
         return op.multiply(op.cast(centred, "float32"), op.multiply(self.scale, scales))
 
 
-def quantized(data: Expr, rank: int, asymmetric: bool) -> Rows:
+def quantize_rows(data: Expr, rank: int, asymmetric: bool) -> QuantizedRows:
     """Quantize float32 rows."""
     axes = tuple(range(1, rank))
     low, high = (f(data, axis=axes, keepdims=True) for f in (op.min, op.max))
-    scale, point = (_asymmetric if asymmetric else _symmetric)(low, high)
+    scale, point = (_asymmetric_params if asymmetric else _symmetric_params)(low, high)
     # Symmetric quantization uses [-127, 127], so that the negative of every level is a level.
     lowest_level = -128.0 if asymmetric else -127.0
     moved = op.multiply(data, op.divide(const(np.float32(1)), scale))
-    nearest = op.clip(away(op.add(moved, point), "float32"), lowest_level, 127.0)
-    levels = op.cast(op.add(nearest, const(np.float32(_SIGN))), "uint8")
-    return Rows(levels, scale, op.cast(op.add(point, const(np.float32(_SIGN))), "int32"))
+    nearest = op.clip(round_half_away(op.add(moved, point), "float32"), lowest_level, 127.0)
+    levels = op.cast(op.add(nearest, const(np.float32(_UINT8_OFFSET))), "uint8")
+    return QuantizedRows(
+        levels, scale, op.cast(op.add(point, const(np.float32(_UINT8_OFFSET))), "int32")
+    )
 
 
-class Operand:
+class HybridOperand:
     """Float operand of several products with float or int8 weights; it is quantized once."""
 
     def __init__(self, node: Node, data: Expr) -> None:
         self.node, self.data = node, data
-        self._rows: Rows | None = None
+        self._rows: QuantizedRows | None = None
 
     def times(self, weight: int) -> Expr:
         """Emit the product with the weights of an input."""
@@ -81,12 +88,12 @@ class Operand:
             return op.nn.dense(self.data, values)
         if self._rows is None:
             is_asymmetric = bool(self.node.option("AsymmetricQuantizeInputs"))
-            self._rows = quantized(self.data, 2, is_asymmetric)
-        sums = qnn.dense(self._rows.levels, values, *NONE)
+            self._rows = quantize_rows(self.data, 2, is_asymmetric)
+        sums = qnn.dense(self._rows.levels, values, *UNIT_QUANTIZATION)
         return self._rows.numbers(sums, weight_sums(values, (1,)), weight_scales(self.node, weight))
 
 
-def real(node: Node, index: int) -> Expr:
+def float_input(node: Node, index: int) -> Expr:
     """Return a float input, or an int8 one dequantized as the kernels do first."""
     tensor = node.ins[index]
     if tensor is None or tensor.dtype != "int8":
@@ -94,26 +101,26 @@ def real(node: Node, index: int) -> Expr:
     return op.multiply(op.cast(node.expr(index), "float32"), weight_scales(node, index))
 
 
-def _number(value: float) -> Expr:
+def _f64(value: float) -> Expr:
     return const(np.float64(value))
 
 
-def _asymmetric(low: Expr, high: Expr) -> tuple[Expr, Expr]:
+def _asymmetric_params(low: Expr, high: Expr) -> tuple[Expr, Expr]:
     """Emit scale and zero point in float64; the end nearer to 0 determines the zero point, as in
     the kernels.
     """
     low = op.cast(op.minimum(low, const(np.float32(0))), "float64")
     high = op.cast(op.maximum(high, const(np.float32(0))), "float64")
-    scale = op.divide(op.subtract(high, low), _number(255))
-    scale = op.where(op.greater(scale, _number(0)), scale, _number(1))
+    scale = op.divide(op.subtract(high, low), _f64(255))
+    scale = op.where(op.greater(scale, _f64(0)), scale, _f64(1))
     below, above = op.divide(low, scale), op.divide(high, scale)
-    is_below = op.less(op.add(_number(128), op.abs(below)), op.add(_number(127), op.abs(above)))
-    zero = op.where(is_below, op.subtract(_number(-128), below), op.subtract(_number(127), above))
-    point = op.clip(away(zero, "float64"), -128, 127)
+    is_below = op.less(op.add(_f64(128), op.abs(below)), op.add(_f64(127), op.abs(above)))
+    zero = op.where(is_below, op.subtract(_f64(-128), below), op.subtract(_f64(127), above))
+    point = op.clip(round_half_away(zero, "float64"), -128, 127)
     return op.cast(scale, "float32"), op.cast(point, "float32")
 
 
-def _symmetric(low: Expr, high: Expr) -> tuple[Expr, Expr]:
+def _symmetric_params(low: Expr, high: Expr) -> tuple[Expr, Expr]:
     reach = op.maximum(op.abs(low), op.abs(high))
     scale = op.divide(reach, const(np.float32(127)))
     scale = op.where(op.greater(reach, const(np.float32(0))), scale, const(np.float32(1)))
@@ -122,7 +129,7 @@ def _symmetric(low: Expr, high: Expr) -> tuple[Expr, Expr]:
 
 def weight_scales(node: Node, weight: int) -> Expr:
     """Return the scale of the weights, or one per output channel."""
-    quantization = steps_of(node, node.ins[weight])
+    quantization = quantization_of(node, node.ins[weight])
     if any(quantization.zero_point):
         node.unsupported(f"{node.ins[weight]} has a zero point: hybrid kernels take none")
     scales = np.array(quantization.scale, np.float32)

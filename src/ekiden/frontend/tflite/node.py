@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ekiden.frontend.common import node as common
 from ekiden.frontend.common.node import Result
-from ekiden.frontend.common.sequence_value import NoTensor
+from ekiden.frontend.common.sequence_value import NonTensorValue
 from ekiden.frontend.common.value import Value
-from ekiden.frontend.tflite.load import BYTES, DTYPES, Operation, Tensor
+from ekiden.frontend.tflite.load import NUMERIC_DTYPES, TENSOR_DTYPES, Tensor, TfliteOperator
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.dimensions import Dim, known
+from ekiden.topi.dimensions import Dim, known_int
 
 if TYPE_CHECKING:
-    from ekiden.frontend.tflite.graph import Graph
+    from ekiden.frontend.tflite.graph import SubgraphImporter
 
 
-class Quantized(Enum):
+class QuantizedPolicy(Enum):
     """Policy of a converter for quantized tensors."""
 
     REFUSED = "refused"
@@ -31,7 +31,7 @@ class Quantized(Enum):
     """The converter looks itself."""
 
 
-class Resource(NoTensor):
+class Resource(NonTensorValue):
     """Reference to a variable by name (resource handle)."""
 
     __slots__ = ("name",)
@@ -49,10 +49,10 @@ class Node(common.AttributeNode):
 
     def __init__(
         self,
-        operation: Operation,
+        operation: TfliteOperator,
         name: str,
         inputs: Sequence[Value | None],
-        graph: Graph,
+        graph: SubgraphImporter,
         ins: Sequence[Tensor | None],
         outs: Sequence[Tensor],
     ) -> None:
@@ -71,33 +71,33 @@ class Node(common.AttributeNode):
 
     def flag(self, name: str) -> bool:
         """Return a bool option by TensorFlow's attribute name."""
-        return bool(self.option(_field(name)))
+        return bool(self.option(_schema_field(name)))
 
     def number(self, name: str, default: int = 0) -> int:
         """Return an integer option by TensorFlow's attribute name."""
-        return int(self.option(_field(name), default))
+        return int(self.option(_schema_field(name), default))
 
     def dtype_of(self, name: str, default: str = "float32") -> str:
         """Return a dtype option by TensorFlow's attribute name."""
         has_table = bool(self.stated) or self.operation.options is not None
-        return DTYPES[self.option(_field(name))] if has_table else default
+        return TENSOR_DTYPES[self.option(_schema_field(name))] if has_table else default
 
-    def of_input(self, index: int) -> str:
+    def input_label(self, index: int) -> str:
         """Return " of <tensor>" for messages."""
         return f" of {self.ins[index]}"
 
     def numbers(self, index: int, what: str) -> Array:
         """Return an input that must be constant; `what` names it in the error."""
-        return super().numbers(index, _WORDS.get(what, what))
+        return super().numbers(index, _MESSAGE_NAMES.get(what, what))
 
     def dims(self, index: int, what: str, count: int | None = None) -> tuple[Dim, ...]:
         """Return an integer input as numbers and dimensions; `what` names it in the error."""
-        return super().dims(index, _WORDS.get(what, what), count)
+        return super().dims(index, _MESSAGE_NAMES.get(what, what), count)
 
     def extents(self, index: int, axes: Sequence[int]) -> tuple[int | None, ...]:
         """Return extents of an input, None for symbolic ones."""
         shape = self.shape(index)
-        return tuple(known(shape[a]) for a in axes)
+        return tuple(known_int(shape[a]) for a in axes)
 
     @property
     def activation(self) -> Callable[[Expr], Expr]:
@@ -112,12 +112,12 @@ class Node(common.AttributeNode):
         return self.activation(expr)
 
 
-def _field(name: str) -> str:
+def _schema_field(name: str) -> str:
     """Return the schema's field of a TensorFlow attribute: "keep_dims" is "KeepDims"."""
     return "".join(word.title() for word in name.split("_"))
 
 
-_WORDS = {
+_MESSAGE_NAMES = {
     "perm": "permutation", "size_splits": "sizes", "block_shape": "block", "dimension": "axis",
     "dims": "shape", "output_shape": "shape", "segments": "num_segments",
 }  # fmt: skip
@@ -138,12 +138,12 @@ ekiden.frontend.common.arithmetic); None to leave it to the converter."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TfliteRow:
     """Row of the converter table: an operator, its converters and the tensors that they accept."""
 
     code: str
     convert: Converter
-    quantized: Quantized = Quantized.REFUSED
+    quantized: QuantizedPolicy = QuantizedPolicy.REFUSED
     data: tuple[int, ...] = (0,)
     """The inputs whose elements are moved, of those that are MOVED; () for all."""
     integer: Converter | None = None
@@ -157,9 +157,9 @@ class Row:
     dtypes: tuple[str, ...] = ()
     """What it takes beside tensors of numbers: "complex64", "resource", "sparse", "variable"."""
 
-    def takes(self, tensor: Tensor) -> bool:
+    def accepts(self, tensor: Tensor) -> bool:
         """Return whether the row accepts a tensor's dtype, sparsity and variability."""
         kinds = {"sparse": tensor.is_sparse, "variable": tensor.is_variable}
         if any(held and kind not in self.dtypes for kind, held in kinds.items()):
             return False
-        return tensor.dtype in BYTES or tensor.dtype in self.dtypes
+        return tensor.dtype in NUMERIC_DTYPES or tensor.dtype in self.dtypes

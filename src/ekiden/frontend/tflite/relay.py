@@ -43,7 +43,7 @@ def from_tflite(
     """
     if op_converter is not None:
         raise CompileError("from_tflite: op_converter: classes of converters are not taken")
-    source = _source(model)
+    source = _model_bytes(model)
     frontend("tflite").check_model(source, "from_tflite")
     imported = import_tflite(source, shape_dict, signature=None)
     main = imported.module["main"]
@@ -62,7 +62,7 @@ def _dtype_of(var: Var) -> str:
     return kind.dtype
 
 
-def _source(model: object) -> object:
+def _model_bytes(model: object) -> object:
     """Return the bytes of a parsed `tflite` model object; anything else unchanged."""
     table = getattr(model, "_tab", None)
     return model if table is None else bytes(table.Bytes)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ekiden.frontend.torch import special
-from ekiden.frontend.torch.adjoints import ADJOINTS, antialiased
+from ekiden.frontend.torch.adjoints import ADJOINTS, antialias_backward
 from ekiden.frontend.torch.fakes import is_vector
 from ekiden.frontend.torch.fused import multi_head_attention, transformer_encoder_layer
 from ekiden.frontend.torch.incomplete_gamma import igamma, igammac
-from ekiden.frontend.torch.selections import SELECTIONS, broadcast
+from ekiden.frontend.torch.selections import SELECTION_DECOMPOSITIONS, broadcast_tensors
 
 SUM, MEAN, MAX = range(3)
 """What an embedding bag makes of its rows."""
@@ -66,7 +66,7 @@ def embedding_bag(
     # Rows at padding_idx count neither in the reduction nor in the bag's size.
     hidden = (is_counted == 0).unsqueeze(1)
     if mode == MAX:
-        largest, from_rows = _largest_rows(rows, indices, bag, sizes, hidden)
+        largest, from_rows = _bag_maxima(rows, indices, bag, sizes, hidden)
         return largest, bag, sizes, from_rows
     bags = rows.new_zeros((count, columns)).index_add(0, bag, rows.masked_fill(hidden, 0.0))
     if mode == MEAN:
@@ -74,7 +74,7 @@ def embedding_bag(
     return bags, bag, sizes, torch.zeros_like(sizes)
 
 
-def _largest_rows(
+def _bag_maxima(
     rows: Tensor, indices: Tensor, bag: Tensor, sizes: Tensor, hidden: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the maxima of each bag and the index of the first row that has each; 0 for
@@ -96,7 +96,7 @@ def _largest_rows(
     return largest.masked_fill(is_empty, 0.0), from_rows
 
 
-def embedding_bag_backward(
+def embedding_bag_dense_backward(
     grad: Tensor,
     indices: Tensor,
     bag: Tensor,
@@ -127,7 +127,7 @@ def embedding_bag_backward(
     return zeros.index_add(0, indices, row_grads)
 
 
-def embedding_bag_backward_of_either(
+def embedding_bag_backward_dispatch(
     grad: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, sizes: Tensor, from_rows: Tensor,
     num_weights: int, scale_grad_by_freq: bool, mode: int, sparse: bool,
     per_sample_weights: Tensor | None, padding_idx: int = -1,
@@ -135,13 +135,13 @@ def embedding_bag_backward_of_either(
     """Return `aten::_embedding_bag_backward`, for dense gradients."""
     if sparse or scale_grad_by_freq:
         return NotImplemented  # type: ignore[no-any-return]  # as a decomposition refuses
-    return embedding_bag_backward(
+    return embedding_bag_dense_backward(
         grad, indices, bag, sizes, from_rows, num_weights, scale_grad_by_freq, mode,
         per_sample_weights, padding_idx,
     )  # fmt: skip
 
 
-def sample_weights_backward(
+def per_sample_weights_backward(
     grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, bag: Tensor, mode: int,
     padding_idx: int = -1,
 ) -> Tensor:  # fmt: skip
@@ -201,7 +201,7 @@ def median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     return (values, where) if keepdim else (values.squeeze(dim), where.squeeze(dim))
 
 
-def median_of_all(x: Tensor) -> Tensor:
+def median_all(x: Tensor) -> Tensor:
     """Return `aten::median`, the lower median of all elements."""
     return median(x.flatten(), 0)[0]
 
@@ -240,27 +240,27 @@ def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, generator: object = N
     return torch.randn_like(x) * std + mean
 
 
-def normal_of_data(
+def normal_tensor(
     mean: Tensor | float, std: Tensor | float = 1.0, generator: object = None
 ) -> Tensor:
     """Return `aten::normal` with a tensor as mean or standard deviation."""
     sizes = [v for v in (mean, std) if isinstance(v, Tensor)]
-    like = broadcast(*sizes)[0]
+    like = broadcast_tensors(*sizes)[0]
     return torch.randn_like(like) * std + mean
 
 
-def normal_of_size(
+def normal_float(
     mean: float, std: float, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: object
 ) -> Tensor:
     """Return `aten::normal.float_float`: normal random numbers of shape `size`."""
     return torch.randn(size, dtype=dtype) * std + mean
 
 
-def _triangle(x: Tensor) -> Tensor:
+def _linear_kernel(x: Tensor) -> Tensor:
     return (1 - x.abs()).clamp(min=0)
 
 
-def _cubic(x: Tensor) -> Tensor:
+def _keys_cubic_kernel(x: Tensor) -> Tensor:
     """Return Keys' cubic kernel with a = -1/2, the one of antialiased resizing."""
     size = x.abs()
     # Keys (1981), "Cubic convolution interpolation for digital image processing".
@@ -292,7 +292,7 @@ def _antialias_weights(
     return weights / weights.sum(1, keepdim=True)
 
 
-def _antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _resize_antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def resize(
         x: Tensor,
         output_size: Sequence[int],
@@ -310,26 +310,26 @@ def _antialiased(weights: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return resize
 
 
-_BILINEAR = partial(_antialias_weights, _triangle, 1.0)
-_BICUBIC = partial(_antialias_weights, _cubic, 2.0)
+_BILINEAR_WEIGHTS = partial(_antialias_weights, _linear_kernel, 1.0)
+_BICUBIC_WEIGHTS = partial(_antialias_weights, _keys_cubic_kernel, 2.0)
 
 aten = torch.ops.aten
-APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten._native_multi_head_attention.default: multi_head_attention,
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
     aten._cdist_forward.default: cdist,
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
-    aten._embedding_bag_backward.default: embedding_bag_backward_of_either,
-    aten._embedding_bag_dense_backward.default: embedding_bag_backward,
-    aten._embedding_bag_per_sample_weights_backward.default: sample_weights_backward,
-    aten._upsample_bilinear2d_aa.default: _antialiased(_BILINEAR),
-    aten._upsample_bicubic2d_aa.default: _antialiased(_BICUBIC),
-    aten._upsample_bilinear2d_aa_backward.default: antialiased(_BILINEAR),
-    aten._upsample_bicubic2d_aa_backward.default: antialiased(_BICUBIC),
+    aten._embedding_bag_backward.default: embedding_bag_backward_dispatch,
+    aten._embedding_bag_dense_backward.default: embedding_bag_dense_backward,
+    aten._embedding_bag_per_sample_weights_backward.default: per_sample_weights_backward,
+    aten._upsample_bilinear2d_aa.default: _resize_antialiased(_BILINEAR_WEIGHTS),
+    aten._upsample_bicubic2d_aa.default: _resize_antialiased(_BICUBIC_WEIGHTS),
+    aten._upsample_bilinear2d_aa_backward.default: antialias_backward(_BILINEAR_WEIGHTS),
+    aten._upsample_bicubic2d_aa_backward.default: antialias_backward(_BICUBIC_WEIGHTS),
     aten.unfold_backward.default: unfold_backward,
     aten.linalg_lstsq.default: lstsq,
-    aten.median.default: median_of_all,
+    aten.median.default: median_all,
     aten.median.dim: median,
     aten.frexp.Tensor: frexp,
     aten.lcm.default: lcm,
@@ -359,17 +359,17 @@ APART: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.logcumsumexp.default: special.logcumsumexp,
     aten.uniform.default: uniform,
     aten.normal_functional.default: normal,
-    aten.normal.float_float: normal_of_size,
-    aten.normal.Tensor_float: normal_of_data,
-    aten.normal.float_Tensor: normal_of_data,
-    aten.normal.Tensor_Tensor: normal_of_data,
+    aten.normal.float_float: normal_float,
+    aten.normal.Tensor_float: normal_tensor,
+    aten.normal.float_Tensor: normal_tensor,
+    aten.normal.Tensor_Tensor: normal_tensor,
     aten.__rshift__.Scalar: torch.bitwise_right_shift,
     aten.__rshift__.Tensor: torch.bitwise_right_shift,
     aten.__lshift__.Scalar: torch.bitwise_left_shift,
     aten.__lshift__.Tensor: torch.bitwise_left_shift,
     **ADJOINTS,
-    **SELECTIONS,
+    **SELECTION_DECOMPOSITIONS,
 }
 """Operator -> what it is made of."""
 
-__all__ = ["APART", "cdist", "embedding_bag"]
+__all__ = ["DECOMPOSITIONS", "cdist", "embedding_bag"]

@@ -6,7 +6,7 @@ import operator
 
 import torch
 
-CHECK = "_linalg_check_errors"
+LINALG_CHECK = "_linalg_check_errors"
 WITH_EFFECTS = "with_effects"
 
 
@@ -29,4 +29,4 @@ def is_token(node: torch.fx.Node) -> bool:
     return isinstance(node.args[0], torch.fx.Node) and has_effect(node.args[0])
 
 
-__all__ = ["CHECK", "has_effect", "is_token"]
+__all__ = ["LINALG_CHECK", "has_effect", "is_token"]

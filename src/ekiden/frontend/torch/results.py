@@ -18,29 +18,29 @@ from typing import Any
 import sympy
 import torch
 
-from ekiden.frontend.torch.run_sizes import RunSizes, expression
+from ekiden.frontend.torch.run_sizes import RunSizes, size_expression
 from ekiden.runtime.lazy_dataclass import dataclass
 
-_VIEWS = (torch.ops.aten._unsafe_view.default,)
+_UNDECLARED_VIEWS = (torch.ops.aten._unsafe_view.default,)
 """Operators that give views and do not say so."""
 
 
-def viewed(node: torch.fx.Node) -> torch.fx.Node | None:
+def view_base(node: torch.fx.Node) -> torch.fx.Node | None:
     """Return the node whose memory this node views; None for a new tensor."""
     target = node.target
     if target is operator.getitem:
         base = node.args[0]
-        return base if isinstance(base, torch.fx.Node) and viewed(base) is not None else None
+        return base if isinstance(base, torch.fx.Node) and view_base(base) is not None else None
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return None
     says_so = any(result.alias_info is not None for result in target._schema.returns)
     source = node.args[0] if node.args else None
-    if not (says_so or target in _VIEWS) or not isinstance(source, torch.fx.Node):
+    if not (says_so or target in _UNDECLARED_VIEWS) or not isinstance(source, torch.fx.Node):
         return None
-    return source if _memory(node) == _memory(source) is not None else None
+    return source if _storage_id(node) == _storage_id(source) is not None else None
 
 
-def _memory(node: torch.fx.Node) -> int | None:
+def _storage_id(node: torch.fx.Node) -> int | None:
     """Return the storage that PyTorch inferred for a node; of a list that of its first tensor."""
     meta = node.meta.get("val")
     metas = meta if isinstance(meta, (list, tuple)) else [meta]
@@ -50,16 +50,16 @@ def _memory(node: torch.fx.Node) -> int | None:
     return None
 
 
-def memory_order(meta: torch.Tensor) -> tuple[int, ...] | None:
+def dense_memory_order(meta: torch.Tensor) -> tuple[int, ...] | None:
     """Return the axes of a gapless tensor from largest to smallest stride; None for others, and
     where symbolic sizes leave it open.
     """
-    sizes, steps = [*map(expression, meta.shape)], [*map(expression, meta.stride())]
+    sizes, steps = [*map(size_expression, meta.shape)], [*map(size_expression, meta.stride())]
     single = [axis for axis, size in enumerate(sizes) if size == 1]
     proper_axes = [axis for axis in range(len(sizes)) if axis not in single]
     # Symbolic strides cannot be compared: sort by the example's strides, then verify the order
     # symbolically.
-    hints = {axis: _hint(meta.stride()[axis]) for axis in proper_axes}
+    hints = {axis: _size_hint(meta.stride()[axis]) for axis in proper_axes}
     order = sorted(proper_axes, key=lambda axis: -hints[axis])
     step: sympy.Expr = sympy.Integer(1)
     for axis in reversed(order):
@@ -72,7 +72,7 @@ def memory_order(meta: torch.Tensor) -> tuple[int, ...] | None:
     return (*single, *order)
 
 
-def _hint(size: int | torch.SymInt) -> int:
+def _size_hint(size: int | torch.SymInt) -> int:
     if not isinstance(size, torch.SymInt):
         return int(size)
     hint = size.node.hint if size.node.has_hint() else None
@@ -80,7 +80,7 @@ def _hint(size: int | torch.SymInt) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ComputedTensor:
     """Tensor that the module computes, by the index of its output.
 
     imaginary: the output that has the imaginary part; order: its axes from slowest to fastest in
@@ -110,7 +110,7 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class GraphResults:
     """Results of a graph, in order: nodes, sizes that are outputs, and constants."""
 
     given: tuple[object, ...]
@@ -118,7 +118,7 @@ class Results:
     """What is an argument as it came, or is viewed: which of a run's it is."""
     attributes: tuple[tuple[torch.fx.Node, torch.Tensor], ...] = ()
     """The same of tensors of the graph itself."""
-    made: tuple[Made, ...] = ()
+    made: tuple[ComputedTensor, ...] = ()
     views: tuple[torch.fx.Node, ...] = ()
     """Operators that PyTorch runs, in order."""
     symbols: Mapping[str, int] | None = None
@@ -144,7 +144,7 @@ class Results:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class SizeResult:
     """Size among the results, which is an output of the module."""
 
     output: int
@@ -153,7 +153,7 @@ class Number:
 def _result(item: object, env: Mapping[torch.fx.Node, Any], outputs: Sequence[Any]) -> Any:  # noqa: ANN401
     if isinstance(item, torch.fx.Node):
         return env[item]
-    return int(outputs[item.output].numpy()) if isinstance(item, Number) else item
+    return int(outputs[item.output].numpy()) if isinstance(item, SizeResult) else item
 
 
-__all__ = ["Made", "Number", "Results", "memory_order", "viewed"]
+__all__ = ["ComputedTensor", "GraphResults", "SizeResult", "dense_memory_order", "view_base"]

@@ -15,7 +15,7 @@ BILINEAR, NEAREST, BICUBIC = range(3)
 ZEROS, BORDER, REFLECTION = range(3)
 
 
-class Tap(NamedTuple):
+class SampleTap(NamedTuple):
     """Element read along an axis: its index, its weight, and the weight's derivative by the
     coordinate.
     """
@@ -25,7 +25,7 @@ class Tap(NamedTuple):
     slope: Tensor
 
 
-class Axis(NamedTuple):
+class SampledAxis(NamedTuple):
     """Sampled axis of `size` elements with its padding mode."""
 
     size: int
@@ -46,12 +46,12 @@ class Axis(NamedTuple):
         if self.padding == ZEROS:
             return position, slope
         if self.padding == REFLECTION:
-            position, slope = self._reflected(position)
+            position, slope = self._reflect(position)
         # Clamped positions do not move with the grid, so their gradient is 0.
         outside = (position <= 0) | (position >= self.size - 1)
         return position.clamp(0, self.size - 1), torch.where(outside, 0.0, slope)
 
-    def _reflected(self, position: Tensor) -> tuple[Tensor, Tensor]:
+    def _reflect(self, position: Tensor) -> tuple[Tensor, Tensor]:
         first, span = (0.0, self.size - 1) if self.align_corners else (-0.5, self.size)
         if not span:
             return torch.zeros_like(position), torch.zeros_like(position)
@@ -64,24 +64,29 @@ class Axis(NamedTuple):
             is_back, -sign, sign
         )
 
-    def taps(self, coordinate: Tensor, mode: int) -> list[Tap]:
+    def taps(self, coordinate: Tensor, mode: int) -> list[SampleTap]:
         """Return the taps of a sample, with slopes by the coordinate."""
         position, scale = self.place(coordinate), self.scale()
         if mode == BICUBIC:
             low = position.floor()
             return [
                 # Bicubic sampling pads each tap by itself, the other modes the position.
-                Tap(self.kept(low + step)[0], *_cubic(position - low - step, scale))
+                SampleTap(self.kept(low + step)[0], *_cubic_weight(position - low - step, scale))
                 for step in range(-1, 3)
             ]
         position, slope = self.kept(position)
         if mode == NEAREST:
-            return [Tap(position.round(), torch.ones_like(position), torch.zeros_like(position))]
+            return [
+                SampleTap(position.round(), torch.ones_like(position), torch.zeros_like(position))
+            ]
         low, slope = position.floor(), slope * scale
-        return [Tap(low, low + 1 - position, -slope), Tap(low + 1, position - low, slope)]
+        return [
+            SampleTap(low, low + 1 - position, -slope),
+            SampleTap(low + 1, position - low, slope),
+        ]
 
 
-def _cubic(away: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _cubic_weight(away: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Return Keys' cubic kernel with a = -3/4 at a distance below 2, and its slope."""
     size, a = away.abs(), -0.75
     near = ((a + 2) * size - (a + 3)) * size * size + 1
@@ -92,7 +97,7 @@ def _cubic(away: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     return torch.where(size <= 1, near, far), slope * scale
 
 
-def grid_sample(
+def grid_sample_backward(
     grad: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool,
     mask: Sequence[bool],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -102,7 +107,7 @@ def grid_sample(
     tells which gradients are used; both are computed.
     """
     sizes = x.shape[2:]
-    axes = [Axis(n, padding, align_corners) for n in sizes]
+    axes = [SampledAxis(n, padding, align_corners) for n in sizes]
     taps = [axis.taps(grid[..., -1 - d], mode) for d, axis in enumerate(axes)]
     flat, flat_grad = x.flatten(2), grad.flatten(2)
     of_data = torch.zeros_like(flat)

@@ -39,7 +39,7 @@ def list_op_freqs(mod: IRModule | Expr) -> dict[str, int]:
 
     Bodies of fused functions are included.
     """
-    calls = (e for root in _roots(mod) for e in post_order(root, into_functions=True))
+    calls = (e for root in _root_exprs(mod) for e in post_order(root, into_functions=True))
     names = (e.op.name for e in calls if isinstance(e, Call) and isinstance(e.op, Op))
     return dict(Counter(names))
 
@@ -47,12 +47,12 @@ def list_op_freqs(mod: IRModule | Expr) -> dict[str, int]:
 def count_layers(expr: IRModule | Expr, valid_ops: Sequence[str]) -> int:
     """Return the largest number of calls of the given operators on any path."""
     deepest: dict[Expr, int] = {}
-    for root in _roots(expr):
+    for root in _root_exprs(expr):
         for at in post_order(root, into_functions=True):
             is_layer = isinstance(at, Call) and isinstance(at.op, Op) and at.op.name in valid_ops
             below = max((deepest[c] for c in children(at)), default=0)
             deepest[at] = below + is_layer
-    return max((deepest[r] for r in _roots(expr)), default=0)
+    return max((deepest[r] for r in _root_exprs(expr)), default=0)
 
 
 def get_total_mac_number(expr: IRModule | Expr) -> int:
@@ -62,11 +62,11 @@ def get_total_mac_number(expr: IRModule | Expr) -> int:
     """
     calls = (
         e
-        for root in _roots(expr)
+        for root in _root_exprs(expr)
         for e in post_order(root, into_functions=True)
         if isinstance(e, Call) and isinstance(e.op, Op)
     )
-    counts = (simplify(n) for c in calls if (n := macs_of(c)) is not None)
+    counts = (simplify(n) for c in calls if (n := call_macs(c)) is not None)
     # Calls of symbolic sizes have no number, and are left out.
     return sum(n.value for n in counts if isinstance(n, IntImm))
 
@@ -87,30 +87,30 @@ def extract_fused_functions(mod: IRModule) -> dict[int, Function]:
 
 def _primitive_functions(module: IRModule) -> dict[int, Function]:
     by_hash: dict[int, Function] = {}
-    for root in _roots(module):
+    for root in _root_exprs(module):
         for at in post_order(root, into_functions=True):
             if isinstance(at, Function) and at.attr("Primitive"):
                 by_hash.setdefault(structural_hash(at), at)
     return by_hash
 
 
-def _roots(value: IRModule | Expr) -> list[Expr]:
+def _root_exprs(value: IRModule | Expr) -> list[Expr]:
     if not isinstance(value, IRModule):
         return [value]
     return [f for f in value.functions.values() if isinstance(f, Function)]
 
 
-def macs_of(call: Call) -> PrimExpr | None:
+def call_macs(call: Call) -> PrimExpr | None:
     """Return the MACs of a typed call, or None if it is no product."""
     assert isinstance(call.op, Op)
     count = call.op.definition.macs
     if count is None:
         return None
-    shapes = [shape for arg in call.args for shape in _shapes(arg.checked_type)]
-    return count(call.attrs, shapes, _shapes(call.checked_type)[0])
+    shapes = [shape for arg in call.args for shape in _tensor_shapes(arg.checked_type)]
+    return count(call.attrs, shapes, _tensor_shapes(call.checked_type)[0])
 
 
-def _shapes(kind: Type) -> list[tuple[PrimExpr, ...]]:
+def _tensor_shapes(kind: Type) -> list[tuple[PrimExpr, ...]]:
     """Return the shapes of a tensor type or of a tuple's tensors."""
     fields = kind.fields if isinstance(kind, TupleType) else (kind,)
     return [t.shape for t in fields if isinstance(t, TensorType)]

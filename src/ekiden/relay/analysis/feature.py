@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Expr, Function, Let
-from ekiden.relay.visitor import ATOMS, CHILDREN, free_vars, post_order
+from ekiden.relay.visitor import ATOM_CLASSES, CHILD_GETTERS, free_vars, post_order
 
 Feature = IntEnum(
     "Feature",
@@ -19,7 +19,7 @@ Feature = IntEnum(
 fGraph: an expression that is no atom is used twice. fLetRec: a function uses the variable that it
 is bound to.
 """
-_OF_CLASS = {kind: Feature[f"f{kind.__name__}"] for kind in CHILDREN}
+_FEATURE_BY_CLASS = {kind: Feature[f"f{kind.__name__}"] for kind in CHILD_GETTERS}
 
 
 def detect_feature(
@@ -32,18 +32,18 @@ def detect_feature(
             roots += [f for f in value.functions.values() if isinstance(f, Function)]
         elif value is not None:
             roots.append(value)
-    return frozenset(feature for root in roots for feature in _features(root))
+    return frozenset(feature for root in roots for feature in _expr_features(root))
 
 
-def _features(root: Expr) -> set[Feature]:
+def _expr_features(root: Expr) -> set[Feature]:
     features: set[Feature] = set()
     used: set[Expr] = set()
     for expr in post_order(root, into_functions=True):
-        features.add(_OF_CLASS[type(expr)])
-        for child in CHILDREN[type(expr)](expr):
+        features.add(_FEATURE_BY_CLASS[type(expr)])
+        for child in CHILD_GETTERS[type(expr)](expr):
             if child in used:
                 features.add(Feature.fGraph)
-            elif not isinstance(child, ATOMS):
+            elif not isinstance(child, ATOM_CLASSES):
                 used.add(child)
         if (
             isinstance(expr, Let)

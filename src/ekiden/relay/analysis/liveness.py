@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ekiden.relay.expr import Expr, Let, Var
-from ekiden.relay.visitor import binders, children, free_vars, post_order
+from ekiden.relay.visitor import bound_by, children, free_vars, post_order
 
 
 def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
@@ -14,7 +14,7 @@ def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
     first.
     """
     dying_at: dict[Let, tuple[Var, ...]] = {}
-    for chain in _chains(root):
+    for chain in _let_chains(root):
         # What the result of the chain uses dies nowhere in it.
         alive = set(free_vars(chain[-1].body))
         own = {let.var: number for number, let in enumerate(chain)}
@@ -31,12 +31,12 @@ def last_uses(root: Expr) -> dict[Let, tuple[Var, ...]]:
 
 def dead_bindings(root: Expr) -> list[Let]:
     """Return every `Let` whose variable is unused, in order of evaluation."""
-    used = {v for e in post_order(root, into_functions=True) for v in _uses(e)}
+    used = {v for e in post_order(root, into_functions=True) for v in _used_vars(e)}
     lets = [e for e in post_order(root, into_functions=True) if isinstance(e, Let)]
     return [let for let in reversed(lets) if let.var not in used]
 
 
-def _chains(root: Expr) -> list[list[Let]]:
+def _let_chains(root: Expr) -> list[list[Let]]:
     """Return the let chains of an expression."""
     lets = [e for e in post_order(root, into_functions=True) if isinstance(e, Let)]
     inner = {let.body for let in lets}
@@ -52,7 +52,7 @@ def _chains(root: Expr) -> list[list[Let]]:
     return chains
 
 
-def _uses(expr: Expr) -> list[Var]:
+def _used_vars(expr: Expr) -> list[Var]:
     """Return the variables that an expression uses directly."""
-    bound = binders(expr)
+    bound = bound_by(expr)
     return [c for c in children(expr) if isinstance(c, Var) and c not in bound]

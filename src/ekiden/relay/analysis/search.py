@@ -7,7 +7,7 @@ from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Expr, If, Let, Match, Tuple, TupleGetItem, Var
 from ekiden.relay.visitor import post_order
 
-_NUMBERED = (Call, Tuple, TupleGetItem, If, Let, Match)
+_NUMBERED_NODES = (Call, Tuple, TupleGetItem, If, Let, Match)
 
 
 def extract_intermdeiate_expr(mod: IRModule, expr_id: int) -> IRModule:
@@ -19,7 +19,7 @@ def extract_intermdeiate_expr(mod: IRModule, expr_id: int) -> IRModule:
     Raises:
         ValueError: There is no such number.
     """
-    numbered = [e for e in post_order(mod["main"]) if isinstance(e, _NUMBERED)]
+    numbered = [e for e in post_order(mod["main"]) if isinstance(e, _NUMBERED_NODES)]
     if not 0 <= expr_id < len(numbered):
         raise ValueError(
             f"extract_intermdeiate_expr: @main has {len(numbered)} parts, got {expr_id}"
@@ -27,7 +27,7 @@ def extract_intermdeiate_expr(mod: IRModule, expr_id: int) -> IRModule:
     return IRModule.from_expr(numbered[expr_id])
 
 
-def transposed_weight(call: Call) -> Var | None:
+def find_transposed_weight(call: Call) -> Var | None:
     """Return the variable whose transpose is a product's weight, or None."""
     weight = call.args[1]
     if (
@@ -45,8 +45,10 @@ def transposed_weight(call: Call) -> Var | None:
 def search_fc_transpose(expr: Expr) -> list[str]:
     """Return the names of the variables whose transposes are `nn.dense` weights."""
     calls = (e for e in post_order(expr) if isinstance(e, Call))
-    variables = (transposed_weight(c) for c in calls if getattr(c.op, "name", "") == "nn.dense")
+    variables = (
+        find_transposed_weight(c) for c in calls if getattr(c.op, "name", "") == "nn.dense"
+    )
     return list(dict.fromkeys(v.name_hint for v in variables if v is not None))
 
 
-__all__ = ["extract_intermdeiate_expr", "search_fc_transpose", "transposed_weight"]
+__all__ = ["extract_intermdeiate_expr", "find_transposed_weight", "search_fc_transpose"]

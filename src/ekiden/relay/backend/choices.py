@@ -16,12 +16,12 @@ from ekiden.runtime.lazy_dataclass import dataclass
 Option = tuple[type, object]
 """The type of an option's value, and what it is where nobody says; None: it is not set."""
 
-TYPE_NAMES = {bool: "IntImm", int: "IntImm", str: "runtime.String"}
+TVM_TYPE_NAMES = {bool: "IntImm", int: "IntImm", str: "runtime.String"}
 """The names that TVM has for the types of values."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class RegisteredChoice:
     """Name from a registry table, with options."""
 
     name: str
@@ -38,10 +38,10 @@ class Choice:
                     f" there are {', '.join(available) or 'none'}"
                 )
             expected = available[key][0]
-            if TYPE_NAMES.get(type(value)) != TYPE_NAMES[expected]:
-                actual = TYPE_NAMES.get(type(value), type(value).__name__)
+            if TVM_TYPE_NAMES.get(type(value)) != TVM_TYPE_NAMES[expected]:
+                actual = TVM_TYPE_NAMES.get(type(value), type(value).__name__)
                 raise CompileError(
-                    f'{self._kind()}: Attribute "{key}" should have type "{TYPE_NAMES[expected]}"'
+                    f'{self._kind()}: Attribute "{key}" should have type "{TVM_TYPE_NAMES[expected]}"'
                     f' but instead found "{actual}"'
                 )
 
@@ -69,13 +69,13 @@ class Choice:
         return list(cls.TABLE)
 
     @classmethod
-    def list_registered_options(cls, choice: str | Choice) -> dict[str, str]:
+    def list_registered_options(cls, choice: str | RegisteredChoice) -> dict[str, str]:
         """Return the type names of the options of a name or choice."""
         name = choice if isinstance(choice, str) else choice.name
         options = cls.list_registered_options_of(name).items()
-        return {key: TYPE_NAMES[kind] for key, (kind, _) in options}
+        return {key: TVM_TYPE_NAMES[kind] for key, (kind, _) in options}
 
-    def refused(self) -> str:
+    def first_unsupported_option(self) -> str:
         """Return the first set option that has no effect here, or ""."""
         table = self.TABLE[self.name]
         for key, value in (self.options or {}).items():
@@ -105,7 +105,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Executor(Choice):
+class Executor(RegisteredChoice):
     """Executor of `relay.build(executor=)`: "graph" (bytecode) or "aot" (also native code)."""
 
     TABLE: ClassVar[Mapping[str, Mapping[str, Option]]] = {
@@ -121,7 +121,7 @@ class Executor(Choice):
 
 
 @dataclass(frozen=True)
-class Runtime(Choice):
+class Runtime(RegisteredChoice):
     """Runtime of `relay.build(runtime=)`: "cpp" (runtime library) or "crt" (C without
     allocator).
     """
@@ -132,10 +132,10 @@ class Runtime(Choice):
     }
 
 
-def refusal(how: Executor, on: Runtime) -> str:
+def combination_error(how: Executor, on: Runtime) -> str:
     """Return why an executor is unsupported on a runtime, or ""."""
     if on.name == "crt":
-        return on.refused() or _refused_without_runtime(how)
+        return on.first_unsupported_option() or _micro_executor_error(how)
     unpacked, interface = how.name == "aot" and how["unpacked-api"], "packed"
     if how.name == "aot":
         interface = str(how["interface-api"])
@@ -144,10 +144,10 @@ def refusal(how: Executor, on: Runtime) -> str:
             f"Need unpacked-api == false (got: {int(bool(unpacked))}) and interface-api =="
             f' "packed" (got: {interface}) when targeting c++ runtime'
         )
-    return how.refused() or on.refused()
+    return how.first_unsupported_option() or on.first_unsupported_option()
 
 
-def _refused_without_runtime(how: Executor) -> str:
+def _micro_executor_error(how: Executor) -> str:
     """Return why an executor is unsupported without the runtime library, or "".
 
     Functions of C take addresses, with `unpacked-api` or not; `interface-api` decides the entry
@@ -168,4 +168,4 @@ def _refused_without_runtime(how: Executor) -> str:
     return ""
 
 
-__all__ = ["Choice", "Executor", "Runtime", "refusal"]
+__all__ = ["Executor", "RegisteredChoice", "Runtime", "combination_error"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from ekiden.backend.graph.graph import ExecutorGraph
 from ekiden.backend.graph.read_bytecode import read_graph
-from ekiden.backend.graph.write_bytecode import new_module
+from ekiden.backend.graph.write_bytecode import create_graph_module
 from ekiden.runtime import Executable as RawExecutable
 from ekiden.runtime import Module, Tensor, check_devices
 from ekiden.runtime.compiler import compiler_module
@@ -109,7 +109,7 @@ class ExecutorFactoryModule(Executable):
     def _debug_create(self, name: str, *device: object) -> Module:
         """Return the module for `debug_executor.GraphModuleDebug`, with its constants set."""
         check_devices("debug_create", device, self.raw.devices)
-        return new_module(self._graph()[0], self.module, every_entry=True)
+        return create_graph_module(self._graph()[0], self.module, every_entry=True)
 
     def __iter__(self) -> Iterator[object]:
         """Yield graph, library and parameters: `graph, lib, params = relay.build(...)`, as

@@ -14,31 +14,31 @@ from ekiden.runtime.errors import InputError
 
 def to_c_function_style(original_name: str) -> str:
     """Convert `TVM_woof_moo` to `TVMWoofMoo`."""
-    first, *words = _words("Function", original_name)
+    first, *words = _split_words("Function", original_name)
     return first + "".join(word[:1].upper() + word[1:] for word in words)
 
 
 def to_c_variable_style(original_name: str) -> str:
     """Convert `TVM_Woof` to `tvm_woof`."""
-    return "_".join(_words("Variable", original_name)).lower()
+    return "_".join(_split_words("Variable", original_name)).lower()
 
 
 def to_c_constant_style(original_name: str) -> str:
     """Convert `TVM_Woof` to `TVM_WOOF`."""
-    return "_".join(_words("Constant", original_name)).upper()
+    return "_".join(_split_words("Constant", original_name)).upper()
 
 
 def prefix_name(names: str | Sequence[str]) -> str:
     """Prefix names with TVM: `woof` or `["woof", "moo"]` becomes `TVM_woof` or `TVM_woof_moo`."""
-    return _prefixed("TVM", names)
+    return _join_with_prefix("TVM", names)
 
 
 def prefix_generated_name(names: str | Sequence[str]) -> str:
     """Prefix names with TVMGen, such as `TVMGen_woof`."""
-    return _prefixed("TVMGen", names)
+    return _join_with_prefix("TVMGen", names)
 
 
-def _words(what: str, name: str) -> list[str]:
+def _split_words(what: str, name: str) -> list[str]:
     if not name:
         raise InputError(f"{what} name is empty")
     if not name.startswith("TVM"):
@@ -46,7 +46,7 @@ def _words(what: str, name: str) -> list[str]:
     return name.split("_")
 
 
-def _prefixed(prefix: str, names: str | Sequence[str]) -> str:
+def _join_with_prefix(prefix: str, names: str | Sequence[str]) -> str:
     if names == "":
         raise InputError("Name is empty")
     segments = [names] if isinstance(names, str) else list(names)

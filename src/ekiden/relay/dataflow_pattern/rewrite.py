@@ -24,13 +24,13 @@ from collections.abc import Sequence
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.structural import structural_equal
-from ekiden.relay.dataflow_pattern.matcher import NodeMap, find_match, users_below
+from ekiden.relay.dataflow_pattern.matcher import NodeMap, build_user_map, find_match
 from ekiden.relay.dataflow_pattern.pattern import DFPattern, wildcard
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import children, post_order, rebuild
 from ekiden.runtime.errors import PassError
 
-MAX_ROUNDS = 100
+MAX_REWRITE_ROUNDS = 100
 """Rewriting stops after this many rounds over the whole program, as in TVM."""
 
 
@@ -77,21 +77,21 @@ def rewrite(
         PassError: The program still changes after MAX_ROUNDS rounds.
     """
     todo = [callbacks] if isinstance(callbacks, DFPatternCallback) else list(callbacks)
-    for count in range(MAX_ROUNDS):
+    for count in range(MAX_REWRITE_ROUNDS):
         before = expr
         for callback in todo:
             if count == 0 or not callback.rewrite_once:
-                expr = _one_round(callback, expr, mod)
+                expr = _rewrite_once(callback, expr, mod)
         if expr is before or structural_equal(before, expr):
             return before
     names = ", ".join(type(active).__name__ for active in todo)
-    raise PassError(f"rewrite: {names} still changes the program after {MAX_ROUNDS} rounds")
+    raise PassError(f"rewrite: {names} still changes the program after {MAX_REWRITE_ROUNDS} rounds")
 
 
-def _one_round(callback: DFPatternCallback, root: RelayExpr, mod: IRModule | None) -> RelayExpr:
+def _rewrite_once(callback: DFPatternCallback, root: RelayExpr, mod: IRModule | None) -> RelayExpr:
     if callback.require_type:
         infer_expr_type(root, mod)
-    users = users_below(root)
+    users = build_user_map(root)
     new: dict[RelayExpr, RelayExpr] = {}
     for pre in post_order(root, into_functions=True):
         post = rebuild(pre, [new.get(c, c) for c in children(pre)])

@@ -14,25 +14,25 @@ from ekiden.relay.expr import const as literal
 from ekiden.topi.dimensions import as_dim
 
 
-def tensor(expr: RelayExpr) -> TensorType:
+def tensor_type_of(expr: RelayExpr) -> TensorType:
     """Return the tensor type of an expression."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType), f"expected a tensor, got {kind}"
     return kind
 
 
-def scalar(value: float, like: RelayExpr) -> Constant:
+def scalar_like(value: float, like: RelayExpr) -> Constant:
     """Return a scalar constant of another expression's dtype."""
-    return literal(value, tensor(like).dtype)
+    return literal(value, tensor_type_of(like).dtype)
 
 
-def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> RelayExpr:
+def sum_to_shape(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> RelayExpr:
     """Sum a gradient of `shape` to the shape of `target`, which was broadcast to it.
 
     Raises:
         ValueError: A dimension is not known to be broadcast or not.
     """
-    target_shape = tensor(target).shape
+    target_shape = tensor_type_of(target).shape
     lead = len(shape) - len(target_shape)
     axes = list(range(lead))
     for at, (small, large) in enumerate(zip(target_shape, shape[lead:], strict=True)):
@@ -45,19 +45,19 @@ def sum_to(grad: RelayExpr, shape: Sequence[PrimExpr], target: RelayExpr) -> Rel
     return op.squeeze(grad, axis=list(range(lead))) if lead else grad
 
 
-def shape_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
+def reshape_to(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
     """Reshape a gradient to the shape of `target`."""
-    if any(isinstance(dim, AnyDim) for dim in tensor(target).shape):
+    if any(isinstance(dim, AnyDim) for dim in tensor_type_of(target).shape):
         return op.reshape_like(grad, target)
-    return op.reshape(grad, tensor(target).shape, allowzero=True)
+    return op.reshape(grad, tensor_type_of(target).shape, allowzero=True)
 
 
-def shaped(x: RelayExpr, shape: Sequence[PrimExpr | int]) -> RelayExpr:
+def reshape_static(x: RelayExpr, shape: Sequence[PrimExpr | int]) -> RelayExpr:
     """Reshape `x` to a shape that may have empty axes."""
     return op.reshape(x, shape, allowzero=True)
 
 
-def rows_of(x: RelayExpr, shape: Sequence[PrimExpr]) -> RelayExpr:
+def flatten_to_matrix(x: RelayExpr, shape: Sequence[PrimExpr]) -> RelayExpr:
     """Flatten the leading dimensions of `x` to a matrix."""
     lead: PrimExpr = as_dim(1)
     for dim in shape[:-1]:
@@ -65,9 +65,9 @@ def rows_of(x: RelayExpr, shape: Sequence[PrimExpr]) -> RelayExpr:
         if isinstance(dim, AnyDim):
             return op.reshape(x, (-1, shape[-1]))
         lead = dim * lead
-    return shaped(x, (lead, shape[-1]))
+    return reshape_static(x, (lead, shape[-1]))
 
 
-def broadcast_like(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
+def broadcast_to_target(grad: RelayExpr, target: RelayExpr) -> RelayExpr:
     """Broadcast a gradient to the shape of `target`."""
-    return op.broadcast_to(grad, tensor(target).shape)
+    return op.broadcast_to(grad, tensor_type_of(target).shape)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ekiden._lazy import attach, defer, exported_names
 from ekiden.ir.op import OP_NODES, OPS
-from ekiden.relay.op._document import documenting
+from ekiden.relay.op._document import make_documenting_getattr
 from ekiden.relay.op._exports import EXPORTS, OPERATORS
 
 if TYPE_CHECKING:
@@ -111,4 +111,4 @@ __all__ += [name for name in exported_names(EXPORTS) if name not in __all__]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = attach(__name__, EXPORTS, registers=True)
-    __getattr__ = documenting("", __getattr__)
+    __getattr__ = make_documenting_getattr("", __getattr__)

@@ -60,7 +60,7 @@ class InterpretedReference:
         if func is not None:
             # Copies: the program may write its parameters, and arguments are the caller's.
             inputs = (np.array(a, order="C") for a in arrays)
-            interpreter.run(func, *inputs, *outputs, budget=budget)
+            interpreter.run_prim_func(func, *inputs, *outputs, budget=budget)
         return outputs if is_tuple else outputs[0]
 
 

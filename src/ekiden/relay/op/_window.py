@@ -19,7 +19,7 @@ class WindowAttrs(Attrs):
     @classmethod
     def in_full(cls, fields: dict[str, object]) -> dict[str, object]:
         """Expand scalars to one value per axis, and one padding to both sides."""
-        for name, default in _defaults(cls.type_key):
+        for name, default in _numeric_defaults(cls.type_key):
             numbers, count = fields.get(name), len(default) if isinstance(default, tuple) else 0
             # A padding of half the numbers is one width per axis for both of its borders.
             short = (1, count // 2) if name == "padding" else (1,)
@@ -35,30 +35,30 @@ class WindowAttrs(Attrs):
             below 1,
                 or padding is below 0.
         """
-        for name, default in _defaults(self.type_key):
+        for name, default in _numeric_defaults(self.type_key):
             value = getattr(self, name)
             numbers = value if isinstance(value, tuple) else (value,)
             if isinstance(default, tuple) and len(numbers) != len(default):
                 raise ValueError(f"{name} must be {len(default)} numbers, got {numbers}")
             # A stride of 0 would divide by 0 when windows are counted.
-            if name in COUNTED and any(isinstance(n, int) and n < 1 for n in numbers):
+            if name in PER_AXIS_FIELDS and any(isinstance(n, int) and n < 1 for n in numbers):
                 raise ValueError(f"{name} must be at least 1, got {value}")
-            if name in BORDERS and any(isinstance(n, int) and n < 0 for n in numbers):
+            if name in PADDING_FIELDS and any(isinstance(n, int) and n < 0 for n in numbers):
                 raise ValueError(f"{name} must not be negative, got {value}; nn.pad crops")
 
 
-COUNTED = frozenset(
+PER_AXIS_FIELDS = frozenset(
     {"strides", "dilation", "dilations", "pool_size", "kernel_size", "pooled_size", "groups",
      "deformable_groups", "stride1", "stride2"}
 )  # fmt: skip
 """Fields whose numbers are steps, extents or counts; None says nothing."""
 
-BORDERS = frozenset({"padding", "output_padding"})
+PADDING_FIELDS = frozenset({"padding", "output_padding"})
 """Fields whose numbers are widths of borders."""
 
 
 @cache
-def _defaults(type_key: str) -> tuple[tuple[str, object], ...]:
+def _numeric_defaults(type_key: str) -> tuple[tuple[str, object], ...]:
     """Return the (field, default) pairs of the class's numeric fields."""
     fields = dataclasses.fields(NODE_TYPES[type_key])  # type: ignore[arg-type]
     return tuple((f.name, f.default) for f in fields if f.default != () and f.name != "layout")

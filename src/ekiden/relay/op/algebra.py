@@ -18,21 +18,21 @@ from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpPattern, Precision
+from ekiden.ir.op import Array, OpPattern, PrecisionPolicy
 from ekiden.relay.expr import Call, Expr, Tuple, TupleWrapper, const
-from ekiden.relay.op._declare import call, check_range, summable
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, check_range, to_summable
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op.broadcast import add, subtract, where
 from ekiden.relay.op.create import zeros_like
 from ekiden.relay.op.elementwise import exp, isinf, log, sqrt
-from ekiden.relay.op.join import as_tuple
+from ekiden.relay.op.join import to_tuple_expr
 from ekiden.relay.op.reduce import max as largest_of
 from ekiden.relay.op.reduce import mean, reduced_axes
 from ekiden.relay.op.reduce import sum as sum_of
 from ekiden.relay.op.reshaping import squeeze
 from ekiden.topi.broadcast import broadcast_to as repeated
 from ekiden.topi.dimensions import Dim, Dims, as_attr, as_ints, as_shape, axes_attr
-from ekiden.topi.reduce import accumulator
+from ekiden.topi.reduce import accumulator_dtype
 
 if TYPE_CHECKING:
     from ekiden.topi import transform as arranging
@@ -138,7 +138,7 @@ class FixedPointMultiplyPerAxisAttrs(Attrs):
     axes: tuple[int, ...] = ()
 
 
-def _multiplied(data: Array, multiplier: int, shift: int) -> Array:
+def _fixed_point_multiply_reference(data: Array, multiplier: int, shift: int) -> Array:
     """Return data * multiplier * 2**(shift - 31) in integer arithmetic, rounded half up."""
     left_shift, right_shift = max(shift, 0), min(31 - min(shift, 0), 63)
     # 31 bits of data, the shift and 31 bits of the multiplier need int64.
@@ -147,17 +147,17 @@ def _multiplied(data: Array, multiplier: int, shift: int) -> Array:
     return np.asarray((scaled + (1 << (right_shift - 1))) >> right_shift).astype(np.int32)
 
 
-def _einsum(attrs: EinsumAttrs, *arrays: Array) -> Array:
-    result = np.asarray(np.einsum(attrs.equation, *map(summable, arrays)))
+def _einsum_reference(attrs: EinsumAttrs, *arrays: Array) -> Array:
+    result = np.asarray(np.einsum(attrs.equation, *map(to_summable, arrays)))
     return result.astype(arrays[0].dtype, copy=False)
 
 
-def _dft(attrs: DFTAttrs, re: Array, im: Array) -> tuple[Array, ...]:
+def _dft_reference(attrs: DFTAttrs, re: Array, im: Array) -> tuple[Array, ...]:
     spectrum = (np.fft.ifft if attrs.inverse else np.fft.fft)(re + 1j * im)
     return spectrum.real.astype(re.dtype), spectrum.imag.astype(re.dtype)
 
 
-def _inverted(attrs: None, data: Array) -> Array:
+def _invert_permutation_reference(attrs: None, data: Array) -> Array:
     check_range("invert_permutation: position", data, (0, len(data)))
     inverse = np.zeros_like(data)
     # Of equal positions the largest index stays, whatever order a kernel's threads have.
@@ -165,7 +165,7 @@ def _inverted(attrs: None, data: Array) -> Array:
     return inverse
 
 
-def _variance(attrs: VarianceAttrs, data: Array) -> Array:
+def _variance_reference(attrs: VarianceAttrs, data: Array) -> Array:
     axes = reduced_axes("variance", attrs, data.ndim)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of too few elements
@@ -174,12 +174,12 @@ def _variance(attrs: VarianceAttrs, data: Array) -> Array:
     return np.asarray(variances).astype(data.dtype)
 
 
-def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
+def _unravel_index_reference(attrs: None, data: Array, shape: Array) -> Array:
     dims = [int(d) for d in shape]
     if not data.size:  # no kernel is run for nothing
         return np.empty((len(dims), *data.shape), data.dtype)
     check_range("unravel_index: extent", shape, (0, 2**31))
-    count, limit = 1, arranging.MAX_ELEMENTS
+    count, limit = 1, arranging.MAX_UNRAVEL_ELEMENTS
     # The product of the extents is capped, so that it does not overflow.
     for extent in dims:
         count = count * extent if count <= limit // max(extent, 1) else limit
@@ -193,44 +193,50 @@ def _unraveled(attrs: None, data: Array, shape: Array) -> Array:
     return np.stack(coordinates[::-1]).astype(data.dtype)
 
 
-def _diagonals(attrs: MatrixSetDiagAttrs) -> str:
+def _diagonal_alignment(attrs: MatrixSetDiagAttrs) -> str:
     right = (attrs.super_diag_right_align, attrs.sub_diag_right_align)
     return "_".join("RIGHT" if is_right else "LEFT" for is_right in right)
 
 
-def _meshgrid(attrs: MeshgridAttrs, *vectors: Array) -> tuple[Array, ...]:
+def _meshgrid_reference(attrs: MeshgridAttrs, *vectors: Array) -> tuple[Array, ...]:
     return tuple(map(np.array, np.meshgrid(*vectors, indexing=attrs.indexing)))  # type: ignore[call-overload]
 
 
-def _collapsed(data: Array, shape: Sequence[int]) -> Array:
+def _collapse_sum_reference(data: Array, shape: Sequence[int]) -> Array:
     extra = data.ndim - len(shape)
     # Broadcasting has put axes in front and repeated those of extent 1: both are summed back.
     axes = (*range(extra), *(extra + n for n, d in enumerate(shape) if d == 1))
     # Sums accumulate in the type that the kernel uses.
-    wide = data.astype(to_numpy(accumulator(str(data.dtype))))
+    wide = data.astype(to_numpy(accumulator_dtype(str(data.dtype))))
     return np.asarray(wide.sum(axes, dtype=wide.dtype).reshape(shape)).astype(data.dtype)
 
 
-declare("einsum", ("data",), lambda attrs, *x: topi.einsum(attrs.equation, *x),
-        "the axes the equation names, with the operands' dtype", EinsumAttrs, reference=_einsum,
-        variadic=True)  # fmt: skip
-declare(
+declare_topi_op(
+    "einsum",
+    ("data",),
+    lambda attrs, *x: topi.einsum(attrs.equation, *x),
+    "the axes the equation names, with the operands' dtype",
+    EinsumAttrs,
+    reference=_einsum_reference,
+    variadic=True,
+)
+declare_topi_op(
     "det",
     ("data",),
     lambda attrs, data: topi.linalg.det(data),
     "the determinants of the matrices in the last two axes",
     reference=lambda attrs, data: np.linalg.det(data.astype(np.float64)).astype(data.dtype),
 )
-declare(
+declare_topi_op(
     "dft",
     ("re_data", "im_data"),
     lambda attrs, re_data, im_data: topi.dft(re_data, im_data, attrs.inverse),
     "a tuple of two of the type of re_data",
     DFTAttrs,
-    reference=_dft,
+    reference=_dft_reference,
     fields=2,
 )
-declare(
+declare_topi_op(
     "stft",
     ("data", "window"),
     lambda attrs, data, window: topi.stft(
@@ -245,36 +251,49 @@ declare(
     "(batch, frequencies, frames, 2), with the dtype of data",
     StftAttrs,
 )
-declare("trilu", ("data", "k"), lambda attrs, data, k: topi.trilu(data, k, attrs.upper),
+declare_topi_op("trilu", ("data", "k"), lambda attrs, data, k: topi.trilu(data, k, attrs.upper),
         "the type of data", TriluAttrs, OpPattern.INJECTIVE,
         lambda attrs, data, k: (np.triu if attrs.upper else np.tril)(data, int(k)))  # fmt: skip
-declare(
+declare_topi_op(
     "matrix_set_diag",
     ("input", "diagonal"),
     lambda attrs, data, diagonal: topi.matrix_set_diag(
-        data, diagonal, (attrs.k1, attrs.k2), _diagonals(attrs)
+        data, diagonal, (attrs.k1, attrs.k2), _diagonal_alignment(attrs)
     ),
     "the type of input",
     MatrixSetDiagAttrs,
     OpPattern.INJECTIVE,
 )
-declare("invert_permutation", ("data",), lambda attrs, data: topi.invert_permutation(data),
-        "the type of data",
-        reference=_inverted, takes={"data": "integer"}, refuses=True)  # fmt: skip
-declare(
+declare_topi_op(
+    "invert_permutation",
+    ("data",),
+    lambda attrs, data: topi.invert_permutation(data),
+    "the type of data",
+    reference=_invert_permutation_reference,
+    takes={"data": "integer"},
+    refuses=True,
+)
+declare_topi_op(
     "unravel_index",
     ("data", "shape"),
     lambda attrs, data, shape: topi.unravel_index(data, shape),
     "an axis of coordinates, then the axes of data",
     takes={"data": "integer", "shape": "integer"},
     pattern=OpPattern.INJECTIVE,
-    reference=_unraveled,
+    reference=_unravel_index_reference,
     refuses=True,
 )
-declare("meshgrid", ("data",), lambda attrs, *x: topi.meshgrid(x, attrs.indexing),
-        "a tuple of a grid for each vector", MeshgridAttrs, OpPattern.INJECTIVE, _meshgrid,
-        variadic=True)  # fmt: skip
-declare(
+declare_topi_op(
+    "meshgrid",
+    ("data",),
+    lambda attrs, *x: topi.meshgrid(x, attrs.indexing),
+    "a tuple of a grid for each vector",
+    MeshgridAttrs,
+    OpPattern.INJECTIVE,
+    _meshgrid_reference,
+    variadic=True,
+)
+declare_topi_op(
     "variance",
     ("data",),
     lambda attrs, data: topi.variance(
@@ -283,17 +302,22 @@ declare(
     "data's shape without `axis` (with 1 there: `keepdims`)",
     VarianceAttrs,
     OpPattern.COMM_REDUCE,
-    precision=Precision.NEVER,
-    reference=_variance,
+    precision=PrecisionPolicy.NEVER,
+    reference=_variance_reference,
 )
-declare("full_like", ("data", "fill_value"), lambda attrs, data, fill: topi.full_like(data, fill),
-        "the type of data", pattern=OpPattern.BROADCAST,
-        reference=lambda attrs, data, fill: np.full_like(data, fill))  # fmt: skip
-declare("slice_like", ("data", "shape_like"),
+declare_topi_op(
+    "full_like",
+    ("data", "fill_value"),
+    lambda attrs, data, fill: topi.full_like(data, fill),
+    "the type of data",
+    pattern=OpPattern.BROADCAST,
+    reference=lambda attrs, data, fill: np.full_like(data, fill),
+)
+declare_topi_op("slice_like", ("data", "shape_like"),
         lambda attrs, data, like: topi.slice_like(data, like, attrs.axes),
         "data's shape, with the extents of shape_like along the axes", SliceLikeAttrs,
         OpPattern.INJECTIVE)  # fmt: skip
-declare(
+declare_topi_op(
     "broadcast_to_like",
     ("data", "broadcast_type"),
     lambda attrs, data, like: repeated(data, like.shape),
@@ -301,24 +325,24 @@ declare(
     pattern=OpPattern.BROADCAST,
     reference=lambda attrs, data, like: np.array(np.broadcast_to(data, like.shape)),
 )
-declare("collapse_sum_like", ("data", "collapse_type"),
+declare_topi_op("collapse_sum_like", ("data", "collapse_type"),
         lambda attrs, data, like: topi.collapse_sum(data, like.shape),
         "the shape of collapse_type, with the dtype of data", pattern=OpPattern.COMM_REDUCE,
-        reference=lambda attrs, data, like: _collapsed(data, like.shape))  # fmt: skip
-declare("collapse_sum_to", ("data",),
+        reference=lambda attrs, data, like: _collapse_sum_reference(data, like.shape))  # fmt: skip
+declare_topi_op("collapse_sum_to", ("data",),
         lambda attrs, data: topi.collapse_sum(data, as_shape(attrs.shape)),
         "`shape`, with the dtype of data", CollapseSumAttrs, OpPattern.COMM_REDUCE,
-        lambda attrs, data: _collapsed(data, as_ints(attrs.shape)))  # fmt: skip
-declare(
+        lambda attrs, data: _collapse_sum_reference(data, as_ints(attrs.shape)))  # fmt: skip
+declare_topi_op(
     "fixed_point_multiply",
     ("data",),
     lambda attrs, data: topi.fixed_point_multiply(data, attrs.multiplier, attrs.shift),
     "the type of data",
     FixedPointMultiplyAttrs,
     OpPattern.ELEMWISE,
-    lambda attrs, data: _multiplied(data, attrs.multiplier, attrs.shift),
+    lambda attrs, data: _fixed_point_multiply_reference(data, attrs.multiplier, attrs.shift),
 )
-declare(
+declare_topi_op(
     "fixed_point_multiply_per_axis",
     ("x", "y", "lshift", "rshift"),
     lambda attrs, x, y, lshift, right: topi.fixed_point_multiply_per_axis(
@@ -332,17 +356,17 @@ declare(
 
 def einsum(data: Sequence[Expr] | Expr, equation: str) -> Call:
     """Return the Einstein summation of tensors, such as "ij,jk->ik"."""
-    return call("einsum", as_tuple(data), attrs=EinsumAttrs(equation))
+    return call_op("einsum", to_tuple_expr(data), attrs=EinsumAttrs(equation))
 
 
 def det(data: Expr) -> Call:
     """Return the determinants of the matrices in the last two axes."""
-    return call("det", data)
+    return call_op("det", data)
 
 
 def dft(re_data: Expr, im_data: Expr, inverse: bool = False) -> Call:
     """Return the real and imaginary parts of the discrete Fourier transform along the last axis."""
-    return call("dft", re_data, im_data, attrs=DFTAttrs(inverse))
+    return call_op("dft", re_data, im_data, attrs=DFTAttrs(inverse))
 
 
 def stft(
@@ -356,7 +380,7 @@ def stft(
 ) -> Call:
     """Return the short-time Fourier transform of signals [batch, time]."""
     attrs = StftAttrs(n_fft, hop_length, win_length, normalized, onesided)
-    return call("stft", data, window, attrs=attrs)
+    return call_op("stft", data, window, attrs=attrs)
 
 
 def trilu(data: Expr, k: Expr | int, upper: bool = True) -> Call:
@@ -364,7 +388,7 @@ def trilu(data: Expr, k: Expr | int, upper: bool = True) -> Call:
     elsewhere.
     """
     at = k if isinstance(k, Expr) else const(k, "int32")
-    return call("trilu", data, at, attrs=TriluAttrs(upper))
+    return call_op("trilu", data, at, attrs=TriluAttrs(upper))
 
 
 def matrix_set_diag(
@@ -374,7 +398,7 @@ def matrix_set_diag(
     low, high = (k, k) if isinstance(k, int) else (k[0], k[-1])
     # TVM writes both alignments in one text, that of the superdiagonals first.
     above, below = (alignment == "RIGHT" for alignment in align.split("_"))
-    return call(
+    return call_op(
         "matrix_set_diag", data, diagonal, attrs=MatrixSetDiagAttrs(low, high, above, below)
     )
 
@@ -390,17 +414,17 @@ def logsumexp(data: Expr, axis: int | Sequence[int] | None = None, keepdims: boo
 
 def invert_permutation(data: Expr) -> Call:
     """Return the inverse of a permutation."""
-    return call("invert_permutation", data)
+    return call_op("invert_permutation", data)
 
 
 def unravel_index(indices: Expr, shape: Expr) -> Call:
     """Return flat indices as coordinates in a shape given as a tensor."""
-    return call("unravel_index", indices, shape)
+    return call_op("unravel_index", indices, shape)
 
 
 def meshgrid(data: Sequence[Expr] | Expr, indexing: str = "ij") -> Call:
     """Return the coordinate grids of vectors, as a tuple."""
-    return call("meshgrid", as_tuple(data), attrs=MeshgridAttrs(indexing))
+    return call_op("meshgrid", to_tuple_expr(data), attrs=MeshgridAttrs(indexing))
 
 
 def variance(
@@ -422,7 +446,7 @@ def variance(
         with_mean: TVM's; the mean is computed anyway.
     """
     attrs = VarianceAttrs(axes_attr(axis), keepdims, unbiased, exclude)
-    return call("variance", data, attrs=attrs)
+    return call_op("variance", data, attrs=attrs)
 
 
 def std(
@@ -459,33 +483,33 @@ def mean_std(
 
 def full_like(data: Expr, fill_value: Expr) -> Call:
     """Return a tensor in the shape of `data` with one scalar in every element."""
-    return call("full_like", data, fill_value)
+    return call_op("full_like", data, fill_value)
 
 
 def slice_like(data: Expr, shape_like: Expr, axes: Sequence[int] | None = None) -> Call:
     """Return the leading slice of `data` with the extents of another tensor."""
     attrs = SliceLikeAttrs(tuple(axes) if axes else None)
-    return call("slice_like", data, shape_like, attrs=attrs)
+    return call_op("slice_like", data, shape_like, attrs=attrs)
 
 
 def broadcast_to_like(data: Expr, broadcast_type: Expr) -> Call:
     """Return `data` broadcast to the shape of another tensor."""
-    return call("broadcast_to_like", data, broadcast_type)
+    return call_op("broadcast_to_like", data, broadcast_type)
 
 
 def collapse_sum_like(data: Expr, collapse_type: Expr) -> Call:
     """Return `data` summed to another tensor's shape, the reverse of broadcasting it."""
-    return call("collapse_sum_like", data, collapse_type)
+    return call_op("collapse_sum_like", data, collapse_type)
 
 
 def collapse_sum_to(data: Expr, shape: Sequence[Dim]) -> Call:
     """Return `data` summed to a given shape, the reverse of broadcasting from it."""
-    return call("collapse_sum_to", data, attrs=CollapseSumAttrs(as_attr(shape)))
+    return call_op("collapse_sum_to", data, attrs=CollapseSumAttrs(as_attr(shape)))
 
 
 def fixed_point_multiply(data: Expr, multiplier: int, shift: int) -> Call:
     """Return int32 times multiplier * 2**(shift - 31), rounded half up."""
-    return call("fixed_point_multiply", data, attrs=FixedPointMultiplyAttrs(multiplier, shift))
+    return call_op("fixed_point_multiply", data, attrs=FixedPointMultiplyAttrs(multiplier, shift))
 
 
 def fixed_point_multiply_per_axis(
@@ -502,7 +526,7 @@ def fixed_point_multiply_per_axis(
     `y` and the shifts are vectors along an axis.
     """
     attrs = FixedPointMultiplyPerAxisAttrs(is_lshift_required, is_rshift_required, tuple(axes))
-    return call("fixed_point_multiply_per_axis", x, y, lshift, rshift, attrs=attrs)
+    return call_op("fixed_point_multiply_per_axis", x, y, lshift, rshift, attrs=attrs)
 
 
 __all__ = [

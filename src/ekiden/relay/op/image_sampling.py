@@ -11,8 +11,8 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import OpPattern
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import by_layout, call
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, lookup_layout
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import Dim, Dims, as_attr
@@ -96,7 +96,7 @@ class Dilation2DAttrs(WindowAttrs):
     out_dtype: str = ""
 
 
-def _resize(attrs: Resize1DAttrs | Resize3DAttrs, data: Tensor) -> Tensor:
+def _lower_resize(attrs: Resize1DAttrs | Resize3DAttrs, data: Tensor) -> Tensor:
     resize = topi.image.resize1d if isinstance(attrs, Resize1DAttrs) else topi.image.resize3d
     return resize(
         data, attrs.roi or None, attrs.size, attrs.layout, attrs.method,
@@ -105,10 +105,14 @@ def _resize(attrs: Resize1DAttrs | Resize3DAttrs, data: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-_RESIZED = "data's shape with `size` on the spatial axes"
-declare("image.resize1d", ("data",), _resize, _RESIZED, Resize1DAttrs, OpPattern.INJECTIVE)
-declare("image.resize3d", ("data",), _resize, _RESIZED, Resize3DAttrs, OpPattern.INJECTIVE)
-declare(
+_RESIZED_RESULT = "data's shape with `size` on the spatial axes"
+declare_topi_op(
+    "image.resize1d", ("data",), _lower_resize, _RESIZED_RESULT, Resize1DAttrs, OpPattern.INJECTIVE
+)
+declare_topi_op(
+    "image.resize3d", ("data",), _lower_resize, _RESIZED_RESULT, Resize3DAttrs, OpPattern.INJECTIVE
+)
+declare_topi_op(
     "image.crop_and_resize",
     ("data", "boxes", "box_indices"),
     lambda attrs, data, boxes, box_indices: topi.image.crop_and_resize(
@@ -127,7 +131,7 @@ declare(
     refuses=True,
     layout="layout",
 )
-declare(
+declare_topi_op(
     "image.grid_sample",
     ("data", "grid"),
     lambda attrs, data, grid: topi.image.grid_sample(
@@ -137,7 +141,7 @@ declare(
     GridSampleAttrs,
     OpPattern.INJECTIVE,
 )
-declare(
+declare_topi_op(
     "image.affine_grid",
     ("data",),
     lambda attrs, data: topi.image.affine_grid(data, attrs.target_shape),
@@ -145,10 +149,10 @@ declare(
     AffineGridAttrs,
     OpPattern.INJECTIVE,
 )
-declare(
+declare_topi_op(
     "image.dilation2d",
     ("data", "weight"),
-    lambda attrs, data, weight: by_layout(
+    lambda attrs, data, weight: lookup_layout(
         (attrs.data_layout, attrs.kernel_layout),
         {
             ("NCHW", "IHW"): topi.image.dilation2d_nchw,
@@ -160,7 +164,7 @@ declare(
 )
 
 
-def _extents(size: Sizes, rank: int) -> Dims:
+def _target_extents(size: Sizes, rank: int) -> Dims:
     return as_attr((size,) * rank if isinstance(size, Dim) else size)
 
 
@@ -179,10 +183,10 @@ def resize1d(
 ) -> Call:
     """Resize signals along one axis."""
     attrs = Resize1DAttrs(
-        _extents(size, 1), tuple(roi or ()), layout, method, coordinate_transformation_mode,
+        _target_extents(size, 1), tuple(roi or ()), layout, method, coordinate_transformation_mode,
         rounding_method, cubic_alpha, cubic_exclude, extrapolation_value, out_dtype,
     )  # fmt: skip
-    return call("image.resize1d", data, attrs=attrs)
+    return call_op("image.resize1d", data, attrs=attrs)
 
 
 def resize3d(
@@ -200,10 +204,10 @@ def resize3d(
 ) -> Call:
     """Resize volumes along three axes."""
     attrs = Resize3DAttrs(
-        _extents(size, 3), tuple(roi or ()), layout, method, coordinate_transformation_mode,
+        _target_extents(size, 3), tuple(roi or ()), layout, method, coordinate_transformation_mode,
         rounding_method, cubic_alpha, cubic_exclude, extrapolation_value, out_dtype,
     )  # fmt: skip
-    return call("image.resize3d", data, attrs=attrs)
+    return call_op("image.resize3d", data, attrs=attrs)
 
 
 def crop_and_resize(
@@ -220,7 +224,7 @@ def crop_and_resize(
     one size.
     """
     attrs = CropAndResizeAttrs(as_attr(crop_size), layout, method, extrapolation_value, out_dtype)
-    return call("image.crop_and_resize", data, boxes, box_indices, attrs=attrs)
+    return call_op("image.crop_and_resize", data, boxes, box_indices, attrs=attrs)
 
 
 def grid_sample(
@@ -233,12 +237,12 @@ def grid_sample(
 ) -> Call:
     """Sample images at normalised grid positions in [-1, 1]."""
     attrs = GridSampleAttrs(method, layout, padding_mode, align_corners)
-    return call("image.grid_sample", data, grid, attrs=attrs)
+    return call_op("image.grid_sample", data, grid, attrs=attrs)
 
 
 def affine_grid(data: Expr, target_shape: Sequence[Dim]) -> Call:
     """Return the sampling grid of affine transforms [batch, 2, 3]."""
-    return call("image.affine_grid", data, attrs=AffineGridAttrs(as_attr(target_shape)))
+    return call_op("image.affine_grid", data, attrs=AffineGridAttrs(as_attr(target_shape)))
 
 
 def dilation2d(
@@ -256,7 +260,7 @@ def dilation2d(
     attrs = Dilation2DAttrs(
         tuple(strides), sides, tuple(dilations), data_layout, kernel_layout, out_dtype
     )
-    return call("image.dilation2d", data, weight, attrs=attrs)
+    return call_op("image.dilation2d", data, weight, attrs=attrs)
 
 
 __all__ = [

@@ -11,11 +11,11 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpPattern, Precision
+from ekiden.ir.op import Array, OpPattern, PrecisionPolicy
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import call
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op.broadcast import add
 from ekiden.relay.op.create import shape_of, zeros
 from ekiden.relay.op.elementwise import cast
@@ -65,7 +65,7 @@ class SlidingWindowAttrs(Attrs):
     strides: tuple[int, ...] = ()
 
 
-def _part(begin: int, end: int | None, rank: int, side: str) -> tuple[int, int]:
+def _normalize_range(begin: int, end: int | None, rank: int, side: str) -> tuple[int, int]:
     """Normalise a range of dimensions to non-negative bounds.
 
     Raises:
@@ -78,15 +78,17 @@ def _part(begin: int, end: int | None, rank: int, side: str) -> tuple[int, int]:
     return first, last
 
 
-def _like_shape(
+def _reshape_like_shape(
     attrs: ReshapeLikeAttrs, data: Sequence[PrimExpr], like: Sequence[PrimExpr]
 ) -> tuple[PrimExpr, ...]:
-    first, last = _part(attrs.lhs_begin, attrs.lhs_end, len(data), "lhs")
-    begin, end = _part(attrs.rhs_begin, attrs.rhs_end, len(like), "rhs")
+    first, last = _normalize_range(attrs.lhs_begin, attrs.lhs_end, len(data), "lhs")
+    begin, end = _normalize_range(attrs.rhs_begin, attrs.rhs_end, len(like), "rhs")
     return (*data[:first], *like[begin:end], *data[last:])
 
 
-def _reversed_shape(attrs: ReverseReshapeAttrs, data: Sequence[PrimExpr]) -> tuple[PrimExpr, ...]:
+def _reverse_reshape_shape(
+    attrs: ReverseReshapeAttrs, data: Sequence[PrimExpr]
+) -> tuple[PrimExpr, ...]:
     if -4 in attrs.newshape:
         raise ValueError("-4 splits a dimension, which is not read from the right")
     # Reversing both shapes, and the result, turns reading from the left into reading from the
@@ -94,7 +96,7 @@ def _reversed_shape(attrs: ReverseReshapeAttrs, data: Sequence[PrimExpr]) -> tup
     return tuple(reversed(infer_reshape(tuple(reversed(data)), attrs.newshape[::-1])))
 
 
-def _windows_reference(attrs: SlidingWindowAttrs, data: Array) -> Array:
+def _sliding_window_reference(attrs: SlidingWindowAttrs, data: Array) -> Array:
     first = normalize_axis(attrs.axis, data.ndim, "sliding_window")
     axes = tuple(range(first, data.ndim))
     view = np.lib.stride_tricks.sliding_window_view(data, attrs.window_shape, axes)
@@ -102,35 +104,43 @@ def _windows_reference(attrs: SlidingWindowAttrs, data: Array) -> Array:
     return view[(slice(None),) * first + tuple(slice(None, None, s) for s in attrs.strides)]
 
 
-declare("cast_like", ("data", "dtype_like"),
+declare_topi_op("cast_like", ("data", "dtype_like"),
         lambda attrs, data, like: topi.cast(data, like.dtype),
         "the shape of data, with the dtype of dtype_like", pattern=OpPattern.ELEMWISE,
         reference=lambda attrs, data, like: data.astype(like.dtype),
-        precision=Precision.FOLLOW)  # fmt: skip
-declare("reshape_like", ("data", "shape_like"),
-        lambda attrs, data, like: topi.reshape(data, _like_shape(attrs, data.shape, like.shape)),
-        "the shape of data, with dimensions of shape_like", ReshapeLikeAttrs,
-        OpPattern.INJECTIVE, precision=Precision.FOLLOW,
-        reference=lambda attrs, data, like: data.reshape(
-            as_ints(_like_shape(attrs, as_shape(data.shape), as_shape(like.shape)))))  # fmt: skip
-declare("contrib_reverse_reshape", ("data",),
-        lambda attrs, data: topi.reshape(data, _reversed_shape(attrs, data.shape)),
+        precision=PrecisionPolicy.FOLLOW)  # fmt: skip
+declare_topi_op(
+    "reshape_like",
+    ("data", "shape_like"),
+    lambda attrs, data, like: topi.reshape(
+        data, _reshape_like_shape(attrs, data.shape, like.shape)
+    ),
+    "the shape of data, with dimensions of shape_like",
+    ReshapeLikeAttrs,
+    OpPattern.INJECTIVE,
+    precision=PrecisionPolicy.FOLLOW,
+    reference=lambda attrs, data, like: data.reshape(
+        as_ints(_reshape_like_shape(attrs, as_shape(data.shape), as_shape(like.shape)))
+    ),
+)
+declare_topi_op("contrib_reverse_reshape", ("data",),
+        lambda attrs, data: topi.reshape(data, _reverse_reshape_shape(attrs, data.shape)),
         "`newshape`, its special numbers read from the right", ReverseReshapeAttrs,
-        OpPattern.INJECTIVE, precision=Precision.FOLLOW,
+        OpPattern.INJECTIVE, precision=PrecisionPolicy.FOLLOW,
         reference=lambda attrs, data: data.reshape(
-            as_ints(_reversed_shape(attrs, as_shape(data.shape)))),
+            as_ints(_reverse_reshape_shape(attrs, as_shape(data.shape)))),
         description="The elements of data in order, in a shape whose numbers below 1 are read from"
         " the right.")  # fmt: skip
-declare("sliding_window", ("data",),
+declare_topi_op("sliding_window", ("data",),
         lambda attrs, data: topi.sliding_window(data, attrs.axis, attrs.window_shape,
                                                 attrs.strides),
         "the axes before `axis`, how often windows fit, then `window_shape`", SlidingWindowAttrs,
-        OpPattern.INJECTIVE, reference=_windows_reference)  # fmt: skip
+        OpPattern.INJECTIVE, reference=_sliding_window_reference)  # fmt: skip
 
 
 def cast_like(data: Expr, dtype_like: Expr) -> Call:
     """Cast `data` to the dtype of another tensor."""
-    return call("cast_like", data, dtype_like)
+    return call_op("cast_like", data, dtype_like)
 
 
 def reshape_like(
@@ -147,7 +157,7 @@ def reshape_like(
     `rhs_end`.
     """
     attrs = ReshapeLikeAttrs(lhs_begin, lhs_end, rhs_begin, rhs_end)
-    return call("reshape_like", data, shape_like, attrs=attrs)
+    return call_op("reshape_like", data, shape_like, attrs=attrs)
 
 
 def reverse_reshape(data: Expr, newshape: Sequence[Dim] | Dim) -> Call:
@@ -156,7 +166,7 @@ def reverse_reshape(data: Expr, newshape: Sequence[Dim] | Dim) -> Call:
     (2, 3, 4) by (-1, 0) is (6, 4).
     """
     dims = newshape if isinstance(newshape, Sequence) else (newshape,)
-    return call("contrib_reverse_reshape", data, attrs=ReverseReshapeAttrs(as_attr(dims)))
+    return call_op("contrib_reverse_reshape", data, attrs=ReverseReshapeAttrs(as_attr(dims)))
 
 
 def sliding_window(
@@ -164,7 +174,7 @@ def sliding_window(
 ) -> Call:
     """Return all sliding windows over the axes from `axis` on."""
     attrs = SlidingWindowAttrs(axis, tuple(window_shape), tuple(strides))
-    return call("sliding_window", data, attrs=attrs)
+    return call_op("sliding_window", data, attrs=attrs)
 
 
 def segment_sum(data: Expr, segment_ids: Expr, num_segments: int | Expr | None = None) -> Call:

@@ -14,12 +14,12 @@ import numpy as np
 from ekiden import te
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import to_numpy
-from ekiden.ir.intrinsic import row_of
+from ekiden.ir.intrinsic import find_intrinsic
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, get, register_op
 from ekiden.ir.prim import Intrinsic, PrimExpr, SizeVar, Var
 from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.type import FuncType, TensorType, TupleType, Type, tensor_type
 from ekiden.relay.expr import Call, Expr, Function, Tuple
 from ekiden.relay.expr import Var as RelayVar
@@ -32,11 +32,11 @@ from ekiden.tir.stmt import Block, PrimFunc, Stmt
 from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors
 from ekiden.tir.visitor import (
     StmtMutator,
-    all_expressions,
+    all_exprs,
     buffers_read,
     buffers_written,
+    pre_order_stmts,
     rename,
-    walk,
     with_body,
 )
 
@@ -47,33 +47,34 @@ class CallLoweredAttrs(Attrs):
 
     func: PrimFunc
 
-    def calls_out(self) -> bool:
+    def has_external_calls(self) -> bool:
         """Return whether the PrimFunc calls external functions.
 
         Such functions may have effects, and need not do the same whenever they are called.
         """
         return any(
-            isinstance(e, Intrinsic) and row_of(e.op).calls for e in all_expressions(self.func.body)
+            isinstance(e, Intrinsic) and find_intrinsic(e.op).calls
+            for e in all_exprs(self.func.body)
         )
 
 
-class _Inputs(StmtMutator):
+class _AddressMarker(StmtMutator):
     """Mutator that marks the buffers whose addresses are passed to external functions as read."""
 
     def __init__(self, buffers: set[Buffer]) -> None:
         self.buffers = buffers
 
-    def expr(self, expr: PrimExpr) -> PrimExpr:
+    def mark_addresses(self, expr: PrimExpr) -> PrimExpr:
         """Return the expression with buffer addresses marked as reads."""
-        return rewrite(expr, self._address)
+        return rewrite(expr, self._mark_address)
 
-    def _address(self, e: PrimExpr) -> PrimExpr:
+    def _mark_address(self, e: PrimExpr) -> PrimExpr:
         if isinstance(e, BufferAddress) and e.access == "rw" and e.buffer in self.buffers:
             return e.with_fields(access="r")
         return e
 
 
-def _as_called(func: PrimFunc) -> PrimFunc:
+def _with_external_reads(func: PrimFunc) -> PrimFunc:
     """Return a loop program over tensors, whose parameters before the results that its attribute
     "num_outputs" counts are read by the functions that it calls with them: an address alone says
     nothing of what a callee does there."""
@@ -83,11 +84,11 @@ def _as_called(func: PrimFunc) -> PrimFunc:
     count = (func.attrs or {}).get("num_outputs")
     if not isinstance(count, int) or count >= len(func.params):
         return func
-    body = _Inputs(set(func.buffers[: len(func.params) - count])).visit(func.body)
+    body = _AddressMarker(set(func.buffers[: len(func.params) - count])).visit(func.body)
     return func if body is func.body else with_body(func, body)
 
 
-def result_count(func: PrimFunc) -> int:
+def num_outputs(func: PrimFunc) -> int:
     """Return the number of trailing parameters that a PrimFunc writes as results.
 
     The attribute "num_outputs" decides, or else the parameters that are written.
@@ -106,7 +107,7 @@ def result_count(func: PrimFunc) -> int:
     if count == 0 or not written.issuperset(outputs):
         raise TypeInferenceError(f"@{func.name}: its last parameters must be those that it writes")
     changed = [b for b in inputs if b in written]
-    changed += [b for b in outputs if declared is None and b in _read_as_given(func)]
+    changed += [b for b in outputs if declared is None and b in _uninitialized_reads(func)]
     if changed:
         raise TypeInferenceError(
             f"@{func.name}: parameter '{changed[0].name}' is read and written, and an argument of a"
@@ -116,26 +117,26 @@ def result_count(func: PrimFunc) -> int:
     return count
 
 
-def _read_as_given(func: PrimFunc) -> set[Buffer]:
+def _uninitialized_reads(func: PrimFunc) -> set[Buffer]:
     """Return the buffers read outside of reductions that initialise them."""
     begun = {
         buffer
-        for s in walk(func.body)
+        for s in pre_order_stmts(func.body)
         if isinstance(s, Block) and s.init is not None
         for buffer in buffers_written(s.init)
     }
     return set(buffers_read(func.body)) - begun
 
 
-def relay_type(func: PrimFunc) -> FuncType:
+def relay_function_type(func: PrimFunc) -> FuncType:
     """Return the Relay function type of a PrimFunc.
 
     Raises:
-        TypeInferenceError: As in `result_count`, and if a result has a dimension that no argument
+        TypeInferenceError: As in `num_outputs`, and if a result has a dimension that no argument
             has.
     """
-    func = _as_called(func)
-    count = result_count(func)
+    func = _with_external_reads(func)
+    count = num_outputs(func)
     dims: dict[Var, PrimExpr] = {
         v: SizeVar(v.name)
         for b in func.buffers
@@ -152,10 +153,10 @@ def relay_type(func: PrimFunc) -> FuncType:
     return FuncType(tuple(inputs), outputs[0] if count == 1 else TupleType(tuple(outputs)))
 
 
-def as_function(func: PrimFunc) -> Function:
+def wrap_prim_func(func: PrimFunc) -> Function:
     """Wrap a PrimFunc in a Relay function that calls it, for inlining."""
-    kind = relay_type(func)
-    func = _as_called(func)
+    kind = relay_function_type(func)
+    func = _with_external_reads(func)
     inputs = zip(func.params, kind.arg_types, strict=False)
     params = tuple(RelayVar(b.name, param_type) for b, param_type in inputs)
     return Function(params, call_lowered(func, params), kind.ret_type, attrs={"Inline": 1})
@@ -163,13 +164,13 @@ def as_function(func: PrimFunc) -> Function:
 
 def call_lowered(func: PrimFunc, args: Sequence[Expr]) -> Call:
     """Build a call of a PrimFunc that returns its results."""
-    attrs = CallLoweredAttrs(_as_called(func))
+    attrs = CallLoweredAttrs(_with_external_reads(func))
     return Call(get("call_lowered"), (Tuple(tuple(args)),), attrs)
 
 
-def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+def _call_lowered_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     assert isinstance(attrs, CallLoweredAttrs) and isinstance(types[0], TupleType)
-    kind, name, arg_types = relay_type(attrs.func), attrs.func.name, types[0].fields
+    kind, name, arg_types = relay_function_type(attrs.func), attrs.func.name, types[0].fields
     if len(arg_types) != len(kind.arg_types):
         expected = f"{len(kind.arg_types)} arguments"
         raise TypeInferenceError(f"call of @{name}: expected {expected}, got {len(arg_types)}")
@@ -180,13 +181,13 @@ def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     # A second pass, as a dimension may be bound by a later argument than the one that disagrees.
     for at, (param, arg) in enumerate(zip(kind.arg_types, arg_types, strict=True)):
         wanted_type = substitute_dims(param, dims)
-        if not _may_agree(wanted_type, arg):
-            expected = f"{type_text(wanted_type)}, got {type_text(arg)}"
+        if not _is_compatible(wanted_type, arg):
+            expected = f"{format_type(wanted_type)}, got {format_type(arg)}"
             raise TypeInferenceError(f"call of @{name}: argument {at}: expected {expected}")
     return substitute_dims(kind.ret_type, dims)
 
 
-def _may_agree(expected: Type, actual: Type) -> bool:
+def _is_compatible(expected: Type, actual: Type) -> bool:
     """Return whether a tensor type is compatible with the expected one; symbolic sizes are not
     compared.
     """
@@ -199,7 +200,7 @@ def _may_agree(expected: Type, actual: Type) -> bool:
     return all(a == b for a, b in sizes if a is not None and b is not None)
 
 
-def _lowering(
+def _lower_call(
     attrs: CallLoweredAttrs, inputs: Sequence[te.Tensor], out: Type
 ) -> Sequence[te.Tensor]:
     """Return the tensors computed by the PrimFunc's statements within a kernel."""
@@ -207,7 +208,7 @@ def _lowering(
     fields = out.fields if isinstance(out, TupleType) else (out,)
     kinds = [field for field in fields if isinstance(field, TensorType)]
 
-    def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
+    def build_body(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         """Build the PrimFunc's body over the kernel's buffers.
 
         Symbolic sizes become those of the buffers; the first buffer that has one decides.
@@ -220,13 +221,13 @@ def _lowering(
         return rename(func.body, sizes, dict(zip(func.buffers, real, strict=True)))
 
     shapes, dtypes = [k.shape for k in kinds], [k.dtype for k in kinds]
-    return te.extern_op(shapes, inputs, build, dtypes, func.name)
+    return te.extern_op(shapes, inputs, build_body, dtypes, func.name)
 
 
 def _program_of(attrs: Attrs | None, arrays: Sequence[Array]) -> LoopProgram:
     assert isinstance(attrs, CallLoweredAttrs)
     kinds = tuple(tensor_type(a.shape, str(a.dtype)) for a in arrays)
-    result = _relation([TupleType(kinds)], attrs)
+    result = _call_lowered_relation([TupleType(kinds)], attrs)
     fields = result.fields if isinstance(result, TupleType) else (result,)
     # Zeros, as a program may leave elements unwritten.
     outputs = tuple(
@@ -243,12 +244,18 @@ register_op(
         arguments=("args",),
         variadic=True,
         attrs=CallLoweredAttrs,
-        relation=_relation,
+        relation=_call_lowered_relation,
         reference=InterpretedReference(_program_of),
-        lower=_lowering,
+        lower=_lower_call,
         result="what the loop program writes",
         description="Call a loop program with the tensors that it reads.",
     )
 )
 
-__all__ = ["CallLoweredAttrs", "as_function", "call_lowered", "relay_type", "result_count"]
+__all__ = [
+    "CallLoweredAttrs",
+    "call_lowered",
+    "num_outputs",
+    "relay_function_type",
+    "wrap_prim_func",
+]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Memory, OpDef, get, register_op
+from ekiden.ir.op import MemoryAliasing, OpDef, get, register_op
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import StorageType, TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
@@ -66,7 +66,7 @@ register_op(
 register_op(
     OpDef(
         name="memory.alloc_tensor",
-        memory=Memory.VIEWS,
+        memory=MemoryAliasing.VIEWS,
         arguments=("storage",),
         attrs=AllocTensorAttrs,
         relation=_tensor_relation,
@@ -103,7 +103,7 @@ register_op(
 register_op(
     OpDef(
         name="memory.kill",
-        memory=Memory.READS,
+        memory=MemoryAliasing.READS,
         arguments=("value",),
         relation=unit_relation,
         result="the empty tuple",

@@ -9,8 +9,8 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op
+from ekiden.relay.op._inventory import declare_topi_op
 
 
 @node("relay.attrs.TreeLeavesAttrs")
@@ -20,7 +20,9 @@ class TreeLeavesAttrs(Attrs):
     depth: int = 1
 
 
-def _leaves(attrs: TreeLeavesAttrs, data: Array, roots: Array, *nodes: Array) -> Array:
+def _tree_leaves_reference(
+    attrs: TreeLeavesAttrs, data: Array, roots: Array, *nodes: Array
+) -> Array:
     features, limits, children, missing = nodes
     at = np.broadcast_to(roots, (len(data), len(roots)))
     # A leaf is its own child: rows that have arrived stay there.
@@ -32,15 +34,15 @@ def _leaves(attrs: TreeLeavesAttrs, data: Array, roots: Array, *nodes: Array) ->
     return at.astype(np.int32)
 
 
-declare(
+declare_topi_op(
     "ml.tree_leaves",
     ("data", "roots", "features", "limits", "children", "missing"),
     lambda attrs, data, roots, *nodes: topi.ml.tree_leaves(data, roots, nodes, attrs.depth),
     "int32 [n, trees]: the node at which each tree ends for each row",
     TreeLeavesAttrs,
-    reference=_leaves,
+    reference=_tree_leaves_reference,
 )
-declare(
+declare_topi_op(
     "ml.couple",
     ("pairs",),
     lambda attrs, pairs: topi.ml.couple(pairs),
@@ -59,12 +61,12 @@ def tree_leaves(
 ) -> Call:
     """Return the leaf that each tree reaches for each row; see ekiden.topi.ml.tree_leaves."""
     attrs = TreeLeavesAttrs(depth)
-    return call("ml.tree_leaves", data, roots, features, limits, children, missing, attrs=attrs)
+    return call_op("ml.tree_leaves", data, roots, features, limits, children, missing, attrs=attrs)
 
 
 def couple(pairs: Expr) -> Call:
     """Return class probabilities from pairwise ones; see ekiden.topi.ml.couple."""
-    return call("ml.couple", pairs)
+    return call_op("ml.couple", pairs)
 
 
 __all__ = ["couple", "tree_leaves"]

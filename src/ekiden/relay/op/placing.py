@@ -20,21 +20,21 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import call, check_indices, check_range
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, check_indices, check_range
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op.dynamic import (
     DynamicAttrs,
-    constant_of,
-    declare_dynamic,
-    dynamic,
-    ints,
-    length_of,
-    not_negative,
-    shape_dims,
-    unknown_shape,
+    call_dynamic,
+    check_non_negative,
+    constant_value,
+    declare_dynamic_op,
+    dims_from_shape_argument,
+    shape_vector_length,
+    to_int_tuple,
+    unknown_tensor_type,
 )
-from ekiden.relay.op.join import as_tuple
-from ekiden.te.range_checks import bound_text
+from ekiden.relay.op.join import to_tuple_expr
+from ekiden.te.range_checks import index_bound_text
 from ekiden.topi.dimensions import Dim, Dims, as_attr, as_shape, normalize_axis
 
 
@@ -78,7 +78,7 @@ class ReverseSequenceAttrs(Attrs):
     batch_axis: int = 0
 
 
-def _adv_index(attrs: None, data: Array, *indices: Array) -> Array:
+def _adv_index_reference(attrs: None, data: Array, *indices: Array) -> Array:
     joint = np.broadcast_shapes(*(i.shape for i in indices))
     shape = (*joint, *data.shape[len(indices) :])
     if 0 in shape:  # nothing is read
@@ -88,7 +88,7 @@ def _adv_index(attrs: None, data: Array, *indices: Array) -> Array:
     return np.asarray(data[tuple(i.astype(np.int64) for i in indices)])
 
 
-declare(
+declare_topi_op(
     "scatter_elements",
     ("data", "indices", "updates"),
     lambda attrs, data, indices, updates: topi.scatter_elements(
@@ -99,7 +99,7 @@ declare(
     refuses=True,
     costly=True,
 )
-declare(
+declare_topi_op(
     "scatter_nd",
     ("data", "indices", "updates"),
     lambda attrs, data, indices, updates: topi.scatter_nd(data, indices, updates, attrs.mode),
@@ -108,7 +108,7 @@ declare(
     refuses=True,
     costly=True,
 )
-declare(
+declare_topi_op(
     "sparse_to_dense",
     ("sparse_indices", "sparse_values", "default_value"),
     lambda attrs, indices, values, default: topi.sparse_to_dense(
@@ -120,10 +120,10 @@ declare(
 )
 
 
-def _densely(
+def _sparse_to_dense_reference(
     attrs: DynamicAttrs, indices: Array, values: Array, default: Array, shape: Array
 ) -> Array:
-    sizes = not_negative("dyn.sparse_to_dense", "a dimension", ints(shape))
+    sizes = check_non_negative("dyn.sparse_to_dense", "a dimension", to_int_tuple(shape))
     dense = np.full(sizes, default, values.dtype)
     if not dense.size or not dense.ndim:  # no place, or no position of it
         return dense
@@ -136,38 +136,38 @@ def _densely(
     return dense
 
 
-declare_dynamic(
+declare_dynamic_op(
     "dyn.sparse_to_dense",
     ("sparse_indices", "sparse_values", "default_value", "output_shape"),
     DynamicAttrs,
-    lambda attrs, types: unknown_shape(
-        length_of("dyn.sparse_to_dense", "output_shape", types[3]), types[1].dtype
+    lambda attrs, types: unknown_tensor_type(
+        shape_vector_length("dyn.sparse_to_dense", "output_shape", types[3]), types[1].dtype
     ),
-    shape_dims,
+    dims_from_shape_argument,
     lambda attrs, inputs, out: [topi.sparse_to_dense(inputs[0], out.shape, inputs[1], inputs[2])],
-    _densely,
+    _sparse_to_dense_reference,
     "`output_shape`, with the dtype of the values",
     OpPattern.OPAQUE,
     sizes=(3,),
     refuses=True,
 )
-declare(
+declare_topi_op(
     "strided_set",
     ("data", "v", "begin", "end", "strides"),
     lambda attrs, data, v, begin, end, strides: topi.strided_set(data, v, begin, end, strides),
     "the type of data",
 )
-declare(
+declare_topi_op(
     "adv_index",
     ("inputs",),
     lambda attrs, data, *indices: topi.adv_index(data, indices),
     "what the indices broadcast to, then the axes that are not indexed",
     pattern=OpPattern.INJECTIVE,
     variadic=True,
-    reference=_adv_index,
+    reference=_adv_index_reference,
     refuses=True,
 )
-declare(
+declare_topi_op(
     "sequence_mask",
     ("data", "valid_length"),
     lambda attrs, data, lengths: topi.sequence_mask(data, lengths, attrs.mask_value, attrs.axis),
@@ -177,12 +177,12 @@ declare(
 )
 
 
-def _reverse_sequence(attrs: ReverseSequenceAttrs, data: Array, lengths: Array) -> Array:
+def _reverse_sequence_reference(attrs: ReverseSequenceAttrs, data: Array, lengths: Array) -> Array:
     along, size = normalize_axis(attrs.seq_axis, data.ndim, ""), data.shape[attrs.seq_axis]
     if not data.size:  # nothing is read
         return data
     subject = "reverse_sequence: length"
-    check_range(subject, lengths, (0, size + 1), bound_text(along), (size,))
+    check_range(subject, lengths, (0, size + 1), index_bound_text(along), (size,))
     reversed_data = data.copy()
     rows, moved = (
         np.moveaxis(data, attrs.batch_axis, 0),
@@ -198,7 +198,7 @@ def _reverse_sequence(attrs: ReverseSequenceAttrs, data: Array, lengths: Array) 
     return reversed_data
 
 
-declare(
+declare_topi_op(
     "reverse_sequence",
     ("data", "seq_lengths"),
     lambda attrs, data, lengths: topi.reverse_sequence(
@@ -207,7 +207,7 @@ declare(
     "the type of data",
     ReverseSequenceAttrs,
     pattern=OpPattern.INJECTIVE,
-    reference=_reverse_sequence,
+    reference=_reverse_sequence_reference,
     refuses=True,
 )
 
@@ -219,12 +219,12 @@ def scatter_elements(
     updates[i, ..., k].
     """
     attrs = ScatterElementsAttrs(axis, reduction)
-    return call("scatter_elements", data, indices, updates, attrs=attrs)
+    return call_op("scatter_elements", data, indices, updates, attrs=attrs)
 
 
 def scatter_nd(data: Expr, indices: Expr, updates: Expr, mode: str = "update") -> Call:
     """Scatter slices into `data` at coordinates held by the first axis of `indices`."""
-    return call("scatter_nd", data, indices, updates, attrs=ScatterNDAttrs(mode))
+    return call_op("scatter_nd", data, indices, updates, attrs=ScatterNDAttrs(mode))
 
 
 def sparse_to_dense(
@@ -242,12 +242,12 @@ def sparse_to_dense(
         default = default_value
     else:
         default = const(default_value, dtype or None)
-    if (shape := constant_of(output_shape)) is None:
+    if (shape := constant_value(output_shape)) is None:
         assert isinstance(output_shape, Expr)
         operands = sparse_indices, sparse_values, default, output_shape
-        return dynamic("sparse_to_dense", *operands, attrs=DynamicAttrs())
+        return call_dynamic("sparse_to_dense", *operands, attrs=DynamicAttrs())
     attrs = SparseToDenseAttrs(as_attr(shape))
-    return call("sparse_to_dense", sparse_indices, sparse_values, default, attrs=attrs)
+    return call_op("sparse_to_dense", sparse_indices, sparse_values, default, attrs=attrs)
 
 
 def strided_set(data: Expr, v: Expr, begin: Expr, end: Expr, strides: Expr | None = None) -> Call:
@@ -256,24 +256,24 @@ def strided_set(data: Expr, v: Expr, begin: Expr, end: Expr, strides: Expr | Non
     Without strides they are 1.
     """
     # The length of `begin` may be data's: its ones have the same.
-    steps = call("ones_like", begin) if strides is None else strides
-    return call("strided_set", data, v, begin, end, steps)
+    steps = call_op("ones_like", begin) if strides is None else strides
+    return call_op("strided_set", data, v, begin, end, steps)
 
 
 def adv_index(inputs: Sequence[Expr] | Expr) -> Call:
     """Return NumPy advanced indexing `data[i0, i1, ...]` of the tuple (data, i0, i1, ...)."""
-    return call("adv_index", as_tuple(inputs))
+    return call_op("adv_index", to_tuple_expr(inputs))
 
 
 def sequence_mask(data: Expr, valid_length: Expr, mask_value: float = 0.0, axis: int = 0) -> Call:
     """Replace the elements at or beyond each batch's valid length by the mask value."""
-    return call("sequence_mask", data, valid_length, attrs=SequenceMaskAttrs(mask_value, axis))
+    return call_op("sequence_mask", data, valid_length, attrs=SequenceMaskAttrs(mask_value, axis))
 
 
 def reverse_sequence(data: Expr, seq_lengths: Expr, seq_axis: int = 1, batch_axis: int = 0) -> Call:
     """Reverse the first `seq_lengths[b]` elements of each batch."""
     attrs = ReverseSequenceAttrs(seq_axis, batch_axis)
-    return call("reverse_sequence", data, seq_lengths, attrs=attrs)
+    return call_op("reverse_sequence", data, seq_lengths, attrs=attrs)
 
 
 __all__ = [

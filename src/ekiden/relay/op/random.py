@@ -11,8 +11,8 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Constant, Expr, const
-from ekiden.relay.op._declare import call, check_range
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, check_range
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.topi.dimensions import Dim, Dims, as_attr, as_shape
 from ekiden.topi.random import threefry_key as key_words
 
@@ -47,13 +47,18 @@ class MultinomialAttrs(Attrs):
     num_samples: Dim = 1
 
 
-declare("random.threefry_generate", ("key",),
+declare_topi_op("random.threefry_generate", ("key",),
         lambda attrs, key: topi.random.threefry_generate(key, as_shape(attrs.out_shape)),
         "a tuple: the generator afterwards, uint64 of `out_shape`", ThreefryGenerateAttrs,
         fields=2)  # fmt: skip
-declare("random.threefry_split", ("key",), lambda attrs, key: topi.random.threefry_split(key),
-        "a tuple of two generators", fields=2)  # fmt: skip
-declare(
+declare_topi_op(
+    "random.threefry_split",
+    ("key",),
+    lambda attrs, key: topi.random.threefry_split(key),
+    "a tuple of two generators",
+    fields=2,
+)
+declare_topi_op(
     "random.uniform",
     ("key", "low", "high"),
     lambda attrs, key, low, high: topi.random.uniform(
@@ -63,7 +68,7 @@ declare(
     UniformAttrs,
     fields=2,
 )
-declare(
+declare_topi_op(
     "random.normal",
     ("key", "mean", "scale"),
     lambda attrs, key, mean, scale: topi.random.normal(
@@ -73,7 +78,7 @@ declare(
     NormalAttrs,
     fields=2,
 )
-declare(
+declare_topi_op(
     "random.multinomial",
     ("key", "probs"),
     lambda attrs, key, probs: topi.random.multinomial(key, probs, attrs.num_samples),
@@ -83,7 +88,7 @@ declare(
 )
 
 
-def _constrain(
+def _constrain_reference(
     attrs: Attrs | None, logits: Array, history: Array, rows: Array, lengths: Array,
     penalties: Array, moves: Array, states: Array,
 ) -> Array:  # fmt: skip
@@ -109,16 +114,16 @@ def _constrain(
     return constrained
 
 
-declare(
+declare_topi_op(
     "random.contrib_constrain",
     ("logits", "history", "rows", "lengths", "penalties", "moves", "states"),
     lambda attrs, *operands: topi.sampling.constrain_logits(*operands),
     "logits [n, tokens], those of tokens that came before smaller and those that an automaton does"
     " not take -inf",
-    reference=_constrain,
+    reference=_constrain_reference,
     refuses=True,
 )
-declare(
+declare_topi_op(
     "random.contrib_draw",
     ("weights", "settings", "seeds", "places"),
     lambda attrs, *operands: topi.sampling.draw_token(*operands),
@@ -137,12 +142,12 @@ def contrib_constrain(
     See ekiden.topi.sampling.constrain_logits.
     """
     operands = (logits, history, rows, lengths, penalties, moves, states)
-    return call("random.contrib_constrain", *operands)
+    return call_op("random.contrib_constrain", *operands)
 
 
 def contrib_draw(weights: Expr, settings: Expr, seeds: Expr, places: Expr) -> Call:
     """Sample a token per row of weights; see ekiden.topi.sampling.draw_token."""
-    return call("random.contrib_draw", weights, settings, seeds, places)
+    return call_op("random.contrib_draw", weights, settings, seeds, places)
 
 
 def threefry_key(seed: int) -> Constant:
@@ -152,15 +157,15 @@ def threefry_key(seed: int) -> Constant:
 
 def threefry_generate(key: Expr, shape: Sequence[Dim]) -> Call:
     """Return the advanced generator and random words."""
-    return call("random.threefry_generate", key, attrs=ThreefryGenerateAttrs(as_attr(shape)))
+    return call_op("random.threefry_generate", key, attrs=ThreefryGenerateAttrs(as_attr(shape)))
 
 
 def threefry_split(key: Expr) -> Call:
     """Split a generator into two independent ones."""
-    return call("random.threefry_split", key)
+    return call_op("random.threefry_split", key)
 
 
-def _scalar(value: Expr | float, dtype: str) -> Expr:
+def _scalar_expr(value: Expr | float, dtype: str) -> Expr:
     return value if isinstance(value, Expr) else const(value, dtype)
 
 
@@ -172,8 +177,8 @@ def uniform(
     high: Expr | float = 1.0,
 ) -> Call:
     """Return the advanced generator and uniform samples in [low, high)."""
-    bounds = (_scalar(v, dtype) for v in (low, high))
-    return call("random.uniform", key, *bounds, attrs=UniformAttrs(as_attr(shape), dtype))
+    bounds = (_scalar_expr(v, dtype) for v in (low, high))
+    return call_op("random.uniform", key, *bounds, attrs=UniformAttrs(as_attr(shape), dtype))
 
 
 def normal(
@@ -184,13 +189,13 @@ def normal(
     scale: Expr | float = 1.0,
 ) -> Call:
     """Return the advanced generator and normally distributed samples."""
-    moments = (_scalar(v, dtype) for v in (mean, scale))
-    return call("random.normal", key, *moments, attrs=NormalAttrs(as_attr(shape), dtype))
+    moments = (_scalar_expr(v, dtype) for v in (mean, scale))
+    return call_op("random.normal", key, *moments, attrs=NormalAttrs(as_attr(shape), dtype))
 
 
 def multinomial(key: Expr, probs: Expr, num_samples: Dim) -> Call:
     """Return the advanced generator and indices sampled by the weights in the last axis."""
-    return call("random.multinomial", key, probs, attrs=MultinomialAttrs(num_samples))
+    return call_op("random.multinomial", key, probs, attrs=MultinomialAttrs(num_samples))
 
 
 __all__ = [

@@ -21,12 +21,20 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import is_float
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, Transposes, register_op
+from ekiden.ir.op import (
+    Array,
+    OpDef,
+    OpPattern,
+    PrecisionPolicy,
+    TransposeRule,
+    TypeRelationFunc,
+    register_op,
+)
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
+from ekiden.relay.op._declare import call_op, call_shape_rule, check_attrs, check_tensors
 from ekiden.te import Tensor
-from ekiden.topi.dimensions import Shape, as_dim, axes_attr, expect_least, normalize_axes
+from ekiden.topi.dimensions import Shape, as_dim, axes_attr, normalize_axes, require_min_extent
 
 
 @node("relay.attrs.ReduceAttrs")
@@ -50,7 +58,7 @@ class ArgReduceAttrs(Attrs):
     exclude: bool = False
 
 
-class Reduces(Protocol):
+class ReductionAttrs(Protocol):
     """Protocol of attributes with reduced axes."""
 
     @property
@@ -59,7 +67,7 @@ class Reduces(Protocol):
     def exclude(self) -> bool: ...
 
 
-def reduced_axes(name: str, attrs: Reduces, rank: int) -> tuple[int, ...]:
+def reduced_axes(name: str, attrs: ReductionAttrs, rank: int) -> tuple[int, ...]:
     """Return the reduced axes, non-negative and sorted.
 
     Raises:
@@ -69,13 +77,13 @@ def reduced_axes(name: str, attrs: Reduces, rank: int) -> tuple[int, ...]:
     return tuple(a for a in range(rank) if a not in axes) if attrs.exclude else axes
 
 
-def reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
+def infer_reduced_shape(shape: Shape, axes: tuple[int, ...], keepdims: bool) -> Shape:
     """Return the shape without the reduced axes, or with extent 1 for them."""
     one = as_dim(1)
     return tuple(one if i in axes else d for i, d in enumerate(shape) if keepdims or i not in axes)
 
 
-def _relation(
+def _reduce_relation(
     name: str, kind: type[Attrs], dtype: str | None
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -84,16 +92,18 @@ def _relation(
         Raises:
             TypeInferenceError: The data does not have the axes.
         """
-        (data,) = tensors(name, types, 1)
-        settings = attrs_of(kind, attrs)
+        (data,) = check_tensors(name, types, 1)
+        settings = check_attrs(kind, attrs)
         assert isinstance(settings, (ReduceAttrs, ArgReduceAttrs))
-        axes = attempt(name, reduced_axes, name, settings, len(data.shape))
-        return TensorType(reduced_shape(data.shape, axes, settings.keepdims), dtype or data.dtype)
+        axes = call_shape_rule(name, reduced_axes, name, settings, len(data.shape))
+        return TensorType(
+            infer_reduced_shape(data.shape, axes, settings.keepdims), dtype or data.dtype
+        )
 
     return relation
 
 
-def _reference(
+def _reduce_reference(
     name: str, function: Callable[..., Array], dtype: str | None
 ) -> Callable[..., Array]:
     def reference(attrs: ReduceAttrs, data: Array) -> Array:
@@ -113,7 +123,7 @@ def _reference(
     return reference
 
 
-def _ends(data: Array) -> tuple[Any, Any]:
+def _dtype_limits(data: Array) -> tuple[Any, Any]:
     """Return the lowest and the highest value of a dtype, the identities of max and min."""
     if data.dtype.kind == "b":
         return False, True
@@ -123,13 +133,13 @@ def _ends(data: Array) -> tuple[Any, Any]:
     return np.asarray(-np.inf, data.dtype), np.asarray(np.inf, data.dtype)
 
 
-def _max(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+def _max_reference(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     """Return NumPy's max (NaN propagates), or the lowest value for an empty reduction."""
-    return np.asarray(np.max(data, axis=axis, keepdims=keepdims, initial=_ends(data)[0]))
+    return np.asarray(np.max(data, axis=axis, keepdims=keepdims, initial=_dtype_limits(data)[0]))
 
 
-def _min(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
-    return np.asarray(np.min(data, axis=axis, keepdims=keepdims, initial=_ends(data)[1]))
+def _min_reference(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+    return np.asarray(np.min(data, axis=axis, keepdims=keepdims, initial=_dtype_limits(data)[1]))
 
 
 def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., Array]:
@@ -160,7 +170,7 @@ def _arg_reference(name: str, function: Callable[..., Array]) -> Callable[..., A
     return reference
 
 
-_MEANINGS = {
+_DESCRIPTIONS = {
     "sum": "sum",
     "mean": "mean",
     "max": "largest element",
@@ -171,12 +181,12 @@ _MEANINGS = {
 }
 
 
-def reduction(
+def declare_reduction(
     name: str,
     function: Callable[..., Array],
     compute: Callable[..., Tensor],
     dtype: str | None = None,
-    precision: Precision = Precision.UNKNOWN,
+    precision: PrecisionPolicy = PrecisionPolicy.UNKNOWN,
 ) -> Callable[..., Call]:
     """Declare a reduction, and return the function that calls it; `dtype` is the result's if not
     the data's.
@@ -187,9 +197,9 @@ def reduction(
             arguments=("data",),
             attrs=ReduceAttrs,
             precision=precision,
-            turns=Transposes.AXES,
-            relation=_relation(name, ReduceAttrs, dtype),
-            reference=_reference(name, function, dtype),
+            turns=TransposeRule.AXES,
+            relation=_reduce_relation(name, ReduceAttrs, dtype),
+            reference=_reduce_reference(name, function, dtype),
             lower=lambda attrs, inputs, out: [
                 compute(inputs[0], reduced_axes(name, attrs, inputs[0].ndim), attrs.keepdims)
             ],
@@ -198,22 +208,22 @@ def reduction(
         )
     )
 
-    def _construct(
+    def build_call(
         data: Expr,
         axis: int | Sequence[int] | None = None,
         keepdims: bool = False,
         exclude: bool = False,
     ) -> Call:
-        return call(name, data, attrs=ReduceAttrs(axes_attr(axis), keepdims, exclude))
+        return call_op(name, data, attrs=ReduceAttrs(axes_attr(axis), keepdims, exclude))
 
-    _construct.__name__ = _construct.__qualname__ = name
-    _construct.__doc__ = f"The {_MEANINGS.get(name, name)} over `axis` (all axes by default)."
-    return _construct
+    build_call.__name__ = build_call.__qualname__ = name
+    build_call.__doc__ = f"The {_DESCRIPTIONS.get(name, name)} over `axis` (all axes by default)."
+    return build_call
 
 
-def _arg_relation(name: str) -> Relation:
+def _arg_reduce_relation(name: str) -> TypeRelationFunc:
     """Return the relation of an arg-reduction, which rejects empty axes."""
-    plain = _relation(name, ArgReduceAttrs, "int32")
+    plain = _reduce_relation(name, ArgReduceAttrs, "int32")
 
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
         """Return the type of a reduction.
@@ -222,17 +232,17 @@ def _arg_relation(name: str) -> Relation:
             TypeInferenceError: A reduced axis is known to be empty.
         """
         result_type = plain(types, attrs)
-        (data,) = tensors(name, types, 1)
-        axes = reduced_axes(name, attrs_of(ArgReduceAttrs, attrs), len(data.shape))
+        (data,) = check_tensors(name, types, 1)
+        axes = reduced_axes(name, check_attrs(ArgReduceAttrs, attrs), len(data.shape))
         # Of no elements there is no position to return.
         minimums = [1 if at in axes else None for at in range(len(data.shape))]
-        attempt(name, expect_least, name, "data", data.shape, minimums)
+        call_shape_rule(name, require_min_extent, name, "data", data.shape, minimums)
         return result_type
 
     return relation
 
 
-def arg_reduction(
+def declare_arg_reduction(
     name: str, function: Callable[..., Array], compute: Callable[..., Tensor]
 ) -> Callable[..., Call]:
     """Declare an arg-reduction (int32 indices), and return the function that calls it."""
@@ -241,7 +251,7 @@ def arg_reduction(
             name=name,
             arguments=("data",),
             attrs=ArgReduceAttrs,
-            relation=_arg_relation(name),
+            relation=_arg_reduce_relation(name),
             reference=_arg_reference(name, function),
             lower=lambda attrs, inputs, out: [
                 compute(
@@ -256,23 +266,23 @@ def arg_reduction(
         )
     )
 
-    def _construct(
+    def build_call(
         data: Expr,
         axis: int | Sequence[int] | None = None,
         keepdims: bool = False,
         exclude: bool = False,
         select_last_index: bool = False,
     ) -> Call:
-        return call(
+        return call_op(
             name, data, attrs=ArgReduceAttrs(axes_attr(axis), keepdims, select_last_index, exclude)
         )
 
-    _construct.__name__ = _construct.__qualname__ = name
-    _construct.__doc__ = f"Position (int32) of the {name[3:]}imum over `axis`."
-    return _construct
+    build_call.__name__ = build_call.__qualname__ = name
+    build_call.__doc__ = f"Position (int32) of the {name[3:]}imum over `axis`."
+    return build_call
 
 
-def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
+def _mean_reference(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
     """Return NumPy's mean; integer sums divide as in C."""
     if is_float(str(data.dtype)):
         return np.asarray(np.mean(data, axis=axis, keepdims=keepdims))
@@ -287,15 +297,15 @@ def _mean(data: Array, axis: tuple[int, ...], keepdims: bool) -> Array:
 
 
 # fmt: off
-sum    = reduction("sum",  np.sum, topi.sum, precision=Precision.NEVER)
-mean   = reduction("mean", _mean, topi.mean, precision=Precision.NEVER)
-max    = reduction("max",  _max,   topi.max, precision=Precision.FOLLOW)
-min    = reduction("min",  _min,   topi.min, precision=Precision.FOLLOW)
-prod   = reduction("prod", np.prod, topi.prod, precision=Precision.NEVER)
-all    = reduction("all",  np.all, topi.all, "bool")
-any    = reduction("any",  np.any, topi.any, "bool")
-argmax = arg_reduction("argmax", np.argmax, topi.argmax)
-argmin = arg_reduction("argmin", np.argmin, topi.argmin)
+sum    = declare_reduction("sum",  np.sum, topi.sum, precision=PrecisionPolicy.NEVER)
+mean   = declare_reduction("mean", _mean_reference, topi.mean, precision=PrecisionPolicy.NEVER)
+max    = declare_reduction("max",  _max_reference,   topi.max, precision=PrecisionPolicy.FOLLOW)
+min    = declare_reduction("min",  _min_reference,   topi.min, precision=PrecisionPolicy.FOLLOW)
+prod   = declare_reduction("prod", np.prod, topi.prod, precision=PrecisionPolicy.NEVER)
+all    = declare_reduction("all",  np.all, topi.all, "bool")
+any    = declare_reduction("any",  np.any, topi.any, "bool")
+argmax = declare_arg_reduction("argmax", np.argmax, topi.argmax)
+argmin = declare_arg_reduction("argmin", np.argmin, topi.argmin)
 # fmt: on
 
 __all__ = [

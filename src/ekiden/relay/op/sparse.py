@@ -30,12 +30,12 @@ def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> T
     fixed_product = prod(where(is_free, one, new_shape))
     shape = where(is_free, floor_divide(prod(prev_shape), fixed_product), new_shape)
     # Row-major positions are what both shapes have in common.
-    flat = total(multiply(sparse_indices, _steps(prev_shape)), axis=[1], keepdims=True)
-    new_indices = floor_mod(floor_divide(flat, _steps(shape)), shape)
+    flat = total(multiply(sparse_indices, _row_major_strides(prev_shape)), axis=[1], keepdims=True)
+    new_indices = floor_mod(floor_divide(flat, _row_major_strides(shape)), shape)
     return TupleWrapper(Tuple((new_indices, shape)), 2)
 
 
-def _steps(shape: Expr) -> Expr:
+def _row_major_strides(shape: Expr) -> Expr:
     """Return the row-major strides of a shape, in elements."""
     backwards = strided_slice(shape, [-1], [-(1 << 30)], [-1])
     # Row-major strides: the product of all later extents.

@@ -25,10 +25,10 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from ekiden.arith import Analyzer
-from ekiden.ir.attrs import Attrs, own_attrs
-from ekiden.ir.op import OP_ATTRS, get, registrar
+from ekiden.ir.attrs import Attrs, unwrap_user_attrs
+from ekiden.ir.op import OP_ATTRS, get, make_attr_registrar
 from ekiden.ir.prim import IntImm, PrimExpr
-from ekiden.ir.text import shape_text, type_text
+from ekiden.ir.text import format_shape, format_type
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.errors import CompileError, EkidenError
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -41,7 +41,7 @@ Schedule = Callable[[Any, Sequence[Tensor], Target], Any]
 """(attributes, results of the kernel, target) -> a tir.Schedule, or None."""
 
 STRATEGY, COMPUTE, SCHEDULE = "FTVMStrategy", "FTVMCompute", "FTVMSchedule"
-_VERSIONS = itertools.count()
+_VERSION_COUNTER = itertools.count()
 _versions: dict[str, int] = {}
 
 
@@ -75,7 +75,7 @@ class SpecializedCondition:
         SpecializedCondition.entered.pop()
 
 
-def _is_of(tensor: Tensor, kind: Type) -> bool:
+def _matches_type(tensor: Tensor, kind: Type) -> bool:
     """Return whether a tensor matches a type as far as static sizes go."""
     if not isinstance(kind, TensorType):
         return True
@@ -105,7 +105,7 @@ class OpImplementation:
                 and shape of `out_type`.
         """
         try:
-            computed: object = self.fcompute(own_attrs(attrs), inputs, out_type)
+            computed: object = self.fcompute(unwrap_user_attrs(attrs), inputs, out_type)
         except EkidenError:
             raise
         except Exception as error:
@@ -118,10 +118,10 @@ class OpImplementation:
                 f"{computed!r:.100}"
             )
         kinds = out_type.fields if isinstance(out_type, TupleType) else (out_type,)
-        if len(tensors) != len(kinds) or not all(map(_is_of, tensors, kinds)):
-            actual = ", ".join(f"{t.dtype} of shape {shape_text(t.shape)}" for t in tensors)
+        if len(tensors) != len(kinds) or not all(map(_matches_type, tensors, kinds)):
+            actual = ", ".join(f"{t.dtype} of shape {format_shape(t.shape)}" for t in tensors)
             raise CompileError(
-                f"compute '{self.name}': expected {type_text(out_type)}, as the type relation says,"
+                f"compute '{self.name}': expected {format_type(out_type)}, as the type relation says,"
                 f" got {actual or 'no tensor'}"
             )
         return list(tensors)
@@ -130,7 +130,7 @@ class OpImplementation:
         """Return the schedule of a kernel with these results, or None for the family's default."""
         if self.fschedule is None:
             return None
-        return self.fschedule(own_attrs(attrs), outs, target)
+        return self.fschedule(unwrap_user_attrs(attrs), outs, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,25 +178,25 @@ class OpStrategy:
         return max(reversed(self.valid()), key=lambda i: i.plevel, default=None)
 
 
-def _count_version(op_name: str) -> None:
+def _bump_version(op_name: str) -> None:
     """Bump an operator's version, which invalidates cached kernels."""
-    _versions[op_name] = next(_VERSIONS)
+    _versions[op_name] = next(_VERSION_COUNTER)
 
 
-register_strategy = registrar(
+register_strategy = make_attr_registrar(
     STRATEGY,
     "Give an operator (attributes, tensors, type of the result, target) -> OpStrategy.",
-    _count_version,
+    _bump_version,
 )
-register_compute = registrar(
+register_compute = make_attr_registrar(
     COMPUTE,
     "Give an operator one computation for all targets: see Compute in this file.",
-    _count_version,
+    _bump_version,
 )
-register_schedule = registrar(
+register_schedule = make_attr_registrar(
     SCHEDULE,
     "Give an operator the schedule of its `register_compute`: see Schedule in this file.",
-    _count_version,
+    _bump_version,
 )
 
 
@@ -211,7 +211,7 @@ def strategy_of(
     strategy: Any = OP_ATTRS.get(STRATEGY, {}).get(name)
     if strategy is None:
         return None
-    chosen = strategy(own_attrs(attrs), inputs, out_type, target)
+    chosen = strategy(unwrap_user_attrs(attrs), inputs, out_type, target)
     if not isinstance(chosen, OpStrategy):
         raise CompileError(f"{name}: its strategy gave {chosen!r}, expected an OpStrategy")
     return chosen
@@ -223,10 +223,12 @@ def own_lowering(name: str) -> OpImplementation | None:
     if lower is None:
         return None
 
-    def own(attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type) -> Sequence[Tensor]:
+    def lower_default(
+        attrs: Attrs | None, inputs: Sequence[Tensor], out_type: Type
+    ) -> Sequence[Tensor]:
         return [t for t in lower(attrs, inputs, out_type) if isinstance(t, Tensor)]
 
-    return OpImplementation(own, None, name)
+    return OpImplementation(lower_default, None, name)
 
 
 def implementation_of(
@@ -257,7 +259,7 @@ def version_of(name: str) -> int | None:
     """Return the version of an operator's user implementations, or None if it has none."""
     has_any = any(name in OP_ATTRS.get(key, {}) for key in (STRATEGY, COMPUTE, SCHEDULE))
     # Attributes set directly, without the registration functions, have a version from here on.
-    return _versions.setdefault(name, next(_VERSIONS)) if has_any else None
+    return _versions.setdefault(name, next(_VERSION_COUNTER)) if has_any else None
 
 
 __all__ = [

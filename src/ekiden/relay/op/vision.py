@@ -9,8 +9,8 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import OpPattern
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import by_layout, call
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, lookup_layout
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op._window import WindowAttrs
 
 Floats = tuple[float, ...]
@@ -107,7 +107,7 @@ class YoloReorgAttrs(Attrs):
     stride: int = 1
 
 
-declare(
+declare_topi_op(
     "vision.get_valid_counts",
     ("data", "score_threshold"),
     lambda attrs, data, score: topi.vision.get_valid_counts(
@@ -117,7 +117,7 @@ declare(
     GetValidCountsAttrs,
     fields=3,
 )
-declare(
+declare_topi_op(
     "vision.non_max_suppression",
     ("data", "valid_count", "indices", "max_output_size", "iou_threshold"),
     lambda attrs, data, valid_count, indices, max_boxes, overlap: topi.vision.non_max_suppression(
@@ -138,7 +138,7 @@ declare(
     NonMaximumSuppressionAttrs,
     fields=2,
 )
-declare(
+declare_topi_op(
     "vision.all_class_non_max_suppression",
     ("boxes", "scores", "max_output_boxes_per_class", "iou_threshold", "score_threshold"),
     lambda attrs, boxes, scores, max_boxes, overlap, score: (
@@ -150,7 +150,7 @@ declare(
     AllClassNonMaximumSuppressionAttrs,
     fields=lambda attrs: 2 if getattr(attrs, "output_format", "") == "onnx" else 3,
 )
-declare(
+declare_topi_op(
     "vision.multibox_prior",
     ("data",),
     lambda attrs, data: topi.vision.multibox_prior(
@@ -160,7 +160,7 @@ declare(
     MultiBoxPriorAttrs,
     OpPattern.INJECTIVE,
 )
-declare(
+declare_topi_op(
     "vision.multibox_transform_loc",
     ("cls_prob", "loc_pred", "anchor"),
     lambda attrs, cls_prob, loc_pred, anchor: topi.vision.multibox_transform_loc(
@@ -176,10 +176,10 @@ declare(
     MultiBoxTransformLocAttrs,
     fields=2,
 )
-declare(
+declare_topi_op(
     "vision.roi_align",
     ("data", "rois"),
-    lambda attrs, data, rois: by_layout(
+    lambda attrs, data, rois: lookup_layout(
         attrs.layout, {"NCHW": topi.vision.roi_align_nchw, "NHWC": topi.vision.roi_align_nhwc}
     )(
         data,
@@ -195,17 +195,17 @@ declare(
     refuses=True,
     layout="layout",
 )
-declare(
+declare_topi_op(
     "vision.roi_pool",
     ("data", "rois"),
-    lambda attrs, data, rois: by_layout(attrs.layout, {"NCHW": topi.vision.roi_pool_nchw})(
+    lambda attrs, data, rois: lookup_layout(attrs.layout, {"NCHW": topi.vision.roi_pool_nchw})(
         data, rois, attrs.pooled_size, attrs.spatial_scale
     ),
     "a region per row of rois, with `pooled_size`",
     ROIPoolAttrs,
     refuses=True,
 )
-declare(
+declare_topi_op(
     "vision.proposal",
     ("cls_prob", "bbox_pred", "im_info"),
     lambda attrs, cls_prob, bbox_pred, im_info: topi.vision.proposal(
@@ -224,7 +224,7 @@ declare(
     "(batch * rpn_post_nms_top_n, 5)",
     ProposalAttrs,
 )
-declare(
+declare_topi_op(
     "vision.yolo_reorg",
     ("data",),
     lambda attrs, data: topi.vision.reorg(data, attrs.stride),
@@ -234,7 +234,7 @@ declare(
 )
 
 
-def _number(value: Expr | float, dtype: str) -> Expr:
+def _scalar_expr(value: Expr | float, dtype: str) -> Expr:
     return value if isinstance(value, Expr) else const(value, dtype)
 
 
@@ -246,7 +246,9 @@ def get_valid_counts(
     The boxes that count come first in each batch; the positions are those that they had.
     """
     attrs = GetValidCountsAttrs(id_index, score_index)
-    return call("vision.get_valid_counts", data, _number(score_threshold, "float32"), attrs=attrs)
+    return call_op(
+        "vision.get_valid_counts", data, _scalar_expr(score_threshold, "float32"), attrs=attrs
+    )
 
 
 def non_max_suppression(
@@ -267,9 +269,12 @@ def non_max_suppression(
     attrs = NonMaximumSuppressionAttrs(
         force_suppress, top_k, coord_start, score_index, id_index, return_indices, invalid_to_bottom
     )
-    max_boxes, overlap = _number(max_output_size, "int32"), _number(iou_threshold, "float32")
+    max_boxes, overlap = (
+        _scalar_expr(max_output_size, "int32"),
+        _scalar_expr(iou_threshold, "float32"),
+    )
     name = "vision.non_max_suppression"
-    return call(name, data, valid_count, indices, max_boxes, overlap, attrs=attrs)
+    return call_op(name, data, valid_count, indices, max_boxes, overlap, attrs=attrs)
 
 
 def all_class_non_max_suppression(
@@ -282,10 +287,10 @@ def all_class_non_max_suppression(
 ) -> Call:
     """Return the boxes that survive non-maximum suppression per class."""
     attrs = AllClassNonMaximumSuppressionAttrs(output_format)
-    bounds = (_number(v, "float32") for v in (iou_threshold, score_threshold))
-    max_boxes = _number(max_output_boxes_per_class, "int64")
+    bounds = (_scalar_expr(v, "float32") for v in (iou_threshold, score_threshold))
+    max_boxes = _scalar_expr(max_output_boxes_per_class, "int64")
     name = "vision.all_class_non_max_suppression"
-    return call(name, boxes, scores, max_boxes, *bounds, attrs=attrs)
+    return call_op(name, boxes, scores, max_boxes, *bounds, attrs=attrs)
 
 
 def multibox_prior(
@@ -299,7 +304,7 @@ def multibox_prior(
     """Return SSD prior (anchor) boxes around every pixel."""
     size, ratio, step, offset = (tuple(map(float, v)) for v in (sizes, ratios, steps, offsets))
     attrs = MultiBoxPriorAttrs(size, ratio, step, offset, clip)
-    return call("vision.multibox_prior", data, attrs=attrs)
+    return call_op("vision.multibox_prior", data, attrs=attrs)
 
 
 def multibox_transform_loc(
@@ -313,7 +318,7 @@ def multibox_transform_loc(
 ) -> Call:
     """Decode SSD predictions: class, score and box of detections, and their number."""
     attrs = MultiBoxTransformLocAttrs(clip, threshold, tuple(variances), keep_background)
-    return call("vision.multibox_transform_loc", cls_prob, loc_pred, anchor, attrs=attrs)
+    return call_op("vision.multibox_transform_loc", cls_prob, loc_pred, anchor, attrs=attrs)
 
 
 def roi_align(
@@ -329,7 +334,7 @@ def roi_align(
     """Pool regions by bilinear sampling (ROI align)."""
     size = tuple(pooled_size)
     attrs = ROIAlignAttrs(size, spatial_scale, sample_ratio, layout, mode, aligned)
-    return call("vision.roi_align", data, rois, attrs=attrs)
+    return call_op("vision.roi_align", data, rois, attrs=attrs)
 
 
 def roi_pool(
@@ -337,7 +342,7 @@ def roi_pool(
 ) -> Call:
     """Pool regions by the maximum of their bins (ROI pooling)."""
     attrs = ROIPoolAttrs(tuple(pooled_size), spatial_scale, layout)
-    return call("vision.roi_pool", data, rois, attrs=attrs)
+    return call_op("vision.roi_pool", data, rois, attrs=attrs)
 
 
 def proposal(
@@ -358,12 +363,12 @@ def proposal(
         tuple(map(float, scales)), tuple(map(float, ratios)), feature_stride, threshold,
         rpn_pre_nms_top_n, rpn_post_nms_top_n, rpn_min_size, iou_loss,
     )  # fmt: skip
-    return call("vision.proposal", cls_prob, bbox_pred, im_info, attrs=attrs)
+    return call_op("vision.proposal", cls_prob, bbox_pred, im_info, attrs=attrs)
 
 
 def yolo_reorg(data: Expr, stride: int) -> Call:
     """Rearrange pixels `stride` apart into channels, in Darknet's order."""
-    return call("vision.yolo_reorg", data, attrs=YoloReorgAttrs(stride))
+    return call_op("vision.yolo_reorg", data, attrs=YoloReorgAttrs(stride))
 
 
 __all__ = [

@@ -9,11 +9,11 @@ import numpy as np
 from ekiden import te
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Memory, OpDef, OpPattern, Relation, get, register_op
+from ekiden.ir.op import Array, MemoryAliasing, OpDef, OpPattern, TypeRelationFunc, get, register_op
 from ekiden.ir.prim import IntImm, PrimExpr, const
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
-from ekiden.relay.op._declare import fail
+from ekiden.relay.op._declare import raise_type_error
 from ekiden.relay.op.memory import unit_relation
 from ekiden.topi.dimensions import as_ints
 
@@ -63,7 +63,7 @@ class InvokeAttrs(Attrs):
     device: int = 0
 
 
-def _match_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+def _match_shape_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
     assert isinstance(attrs, MatchShapeAttrs) and isinstance(types[0], TensorType)
     return TensorType(attrs.shape, types[0].dtype)
 
@@ -75,7 +75,7 @@ class PrefixAttrs(Attrs):
     shape: tuple[PrimExpr, ...]
 
 
-def _within(name: str, is_part: bool) -> Relation:
+def _make_slice_relation(name: str, is_part: bool) -> TypeRelationFunc:
     """Return the relation of vm.prefix, or of vm.part, whose result is the larger tensor.
 
     It refuses tensors that are known not to lie inside.
@@ -92,16 +92,16 @@ def _within(name: str, is_part: bool) -> Relation:
         if is_part:
             inner, outer = outer, inner
         if len(inner) != len(outer):
-            fail(name, f"a part of rank {len(inner)} of a whole of rank {len(outer)}")
+            raise_type_error(name, f"a part of rank {len(inner)} of a whole of rank {len(outer)}")
         for own, limit in zip(inner, outer, strict=True):
             if isinstance(own, IntImm) and isinstance(limit, IntImm) and own.value > limit.value:
-                fail(name, f"a part of extent {own.value} of a whole of {limit.value}")
+                raise_type_error(name, f"a part of extent {own.value} of a whole of {limit.value}")
         return TensorType(attrs.shape, types[0].dtype)
 
     return relation
 
 
-def _prefix_lowering(
+def _lower_prefix(
     attrs: PrefixAttrs, inputs: Sequence[te.Tensor], out: TensorType
 ) -> Sequence[te.Tensor]:
     (data,) = inputs
@@ -113,7 +113,7 @@ def _part_reference(attrs: PrefixAttrs, data: Array) -> Array:
     return np.pad(data, after)
 
 
-def _part_lowering(
+def _lower_part(
     attrs: PrefixAttrs, inputs: Sequence[te.Tensor], out: TensorType
 ) -> Sequence[te.Tensor]:
     (data,) = inputs
@@ -142,7 +142,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.reshape_tensor",
-        memory=Memory.VIEWS,
+        memory=MemoryAliasing.VIEWS,
         arguments=("data",),
         attrs=ReshapeTensorAttrs,
         relation=_reshape_relation,
@@ -154,10 +154,10 @@ register_op(
 register_op(
     OpDef(
         name="vm.match_shape",
-        memory=Memory.VIEWS,
+        memory=MemoryAliasing.VIEWS,
         arguments=("data",),
         attrs=MatchShapeAttrs,
-        relation=_match_relation,
+        relation=_match_shape_relation,
         result="`shape`",
         reference=lambda attrs, data: data,
         stateful=True,
@@ -167,10 +167,10 @@ register_op(
 register_op(
     OpDef(
         name="vm.forget_shape",
-        memory=Memory.VIEWS,
+        memory=MemoryAliasing.VIEWS,
         arguments=("data",),
         attrs=MatchShapeAttrs,
-        relation=_match_relation,
+        relation=_match_shape_relation,
         result="`shape`",
         reference=lambda attrs, data: data,
         description="The same tensor under a type that says less of its shape.",
@@ -179,7 +179,7 @@ register_op(
 register_op(
     OpDef(
         name="vm.bind_dims",
-        memory=Memory.VIEWS,
+        memory=MemoryAliasing.VIEWS,
         arguments=("data", "sources"),
         attrs=BindDimsAttrs,
         relation=lambda types, attrs: types[0],
@@ -194,10 +194,10 @@ register_op(
         name="vm.prefix",
         arguments=("data",),
         attrs=PrefixAttrs,
-        relation=_within("vm.prefix", False),
+        relation=_make_slice_relation("vm.prefix", False),
         result="`shape`",
         reference=lambda attrs, data: data[tuple(slice(n) for n in as_ints(attrs.shape))],
-        lower=_prefix_lowering,
+        lower=_lower_prefix,
         pattern=OpPattern.INJECTIVE,
         description="The first elements along each axis.",
     )
@@ -207,10 +207,10 @@ register_op(
         name="vm.part",
         arguments=("data",),
         attrs=PrefixAttrs,
-        relation=_within("vm.part", True),
+        relation=_make_slice_relation("vm.part", True),
         result="`shape`",
         reference=_part_reference,
-        lower=_part_lowering,
+        lower=_lower_part,
         pattern=OpPattern.INJECTIVE,
         description="A tensor whose first elements along each axis are those of data. A kernel "
         "does not write the others; elsewhere they are zero.",
@@ -220,7 +220,7 @@ register_op(
     OpDef(
         name="vm.shape_of",
         shape_only=True,
-        memory=Memory.READS,
+        memory=MemoryAliasing.READS,
         arguments=("data",),
         relation=_shape_of_relation,
         result="(rank of data,), int64",

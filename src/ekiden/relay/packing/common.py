@@ -5,19 +5,19 @@ from __future__ import annotations
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm
 from ekiden.ir.type import TensorType
-from ekiden.kernels.families import FAMILIES, overrides_for
-from ekiden.kernels.family import Product
+from ekiden.kernels.families import FAMILIES, merged_overrides
+from ekiden.kernels.family import MatmulSizes
 from ekiden.relay.expr import Call
 from ekiden.target import Target
 
 
-def dtype_of(expr: RelayExpr) -> str:
+def tensor_dtype(expr: RelayExpr) -> str:
     """Return a tensor's dtype, or "" for other expressions."""
     kind = expr.checked_type
     return kind.dtype if isinstance(kind, TensorType) else ""
 
 
-def known_shape(expr: RelayExpr) -> tuple[int, ...] | None:
+def static_shape(expr: RelayExpr) -> tuple[int, ...] | None:
     """Return a tensor's static shape, or None."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
@@ -25,7 +25,7 @@ def known_shape(expr: RelayExpr) -> tuple[int, ...] | None:
     return extents if len(extents) == len(kind.shape) else None
 
 
-def rows_of(expr: RelayExpr, first: int = 0) -> int | None:
+def num_rows(expr: RelayExpr, first: int = 0) -> int | None:
     """Return the number of rows over the last axis, counted from axis `first`, or None if
     dynamic.
     """
@@ -39,7 +39,7 @@ def rows_of(expr: RelayExpr, first: int = 0) -> int | None:
     return total
 
 
-def last_dim(expr: RelayExpr) -> int | None:
+def static_last_dim(expr: RelayExpr) -> int | None:
     """Return a tensor's static last dimension, or None."""
     kind = expr.checked_type
     assert isinstance(kind, TensorType)
@@ -47,15 +47,17 @@ def last_dim(expr: RelayExpr) -> int | None:
     return last.value if isinstance(last, IntImm) else None
 
 
-def panel_width(family: str, product: Product, target: Target, call: Call) -> int:
+def panel_width(family: str, product: MatmulSizes, target: Target, call: Call) -> int:
     """Return the panel width in columns that a kernel family requires for a call's weight.
 
     Raises:
         CompileError: A decision for it is not valid.
     """
-    return FAMILIES[family].panel_of(product, target, overrides_for(names_of(family, call)))
+    return FAMILIES[family].panel_of(
+        product, target, merged_overrides(decision_names(family, call))
+    )
 
 
-def names_of(family: str, call: Call) -> tuple[str, ...]:
+def decision_names(family: str, call: Call) -> tuple[str, ...]:
     """Return the names under which decisions about a call's weight are made: family and node."""
     return (family, str(call.span)) if call.span else (family,)

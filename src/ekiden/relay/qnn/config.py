@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 
-ROUNDINGS = ("UPWARD", "TONEAREST")
+ROUNDING_MODES = ("UPWARD", "TONEAREST")
 """Of values midway between two whole numbers: to the larger one, or away from zero."""
-COMPUTE_DTYPES = ("int64", "float32", "float64")
+REQUANTIZE_COMPUTE_DTYPES = ("int64", "float32", "float64")
 """What the product with the quotient of the scales is computed in; int64 is fixed point."""
 
 
@@ -26,8 +26,8 @@ class RequantizeConfig:
 
     def __post_init__(self) -> None:
         """Check both fields."""
-        check_choice("rounding", self.rounding, ROUNDINGS)
-        check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+        check_choice("rounding", self.rounding, ROUNDING_MODES)
+        check_choice("compute_dtype", self.compute_dtype, REQUANTIZE_COMPUTE_DTYPES)
 
 
 def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
@@ -41,12 +41,12 @@ def check_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
         raise CompileError(f"qnn.requantize: {what!r} must be one of {names}, got {value!r}")
 
 
-_CURRENT: ContextVar[RequantizeConfig] = ContextVar("requantize_config")
+_CURRENT_CONFIG: ContextVar[RequantizeConfig] = ContextVar("requantize_config")
 
 
 def current_requantize_config() -> RequantizeConfig:
     """Return the innermost active configuration."""
-    return _CURRENT.get(RequantizeConfig())
+    return _CURRENT_CONFIG.get(RequantizeConfig())
 
 
 @contextmanager
@@ -59,11 +59,11 @@ def requantize_config(
     (TVM looks it up when it compiles.)
     """
     config = RequantizeConfig(rounding, compute_dtype)
-    token = _CURRENT.set(config)
+    token = _CURRENT_CONFIG.set(config)
     try:
         yield config
     finally:
-        _CURRENT.reset(token)
+        _CURRENT_CONFIG.reset(token)
 
 
 __all__ = ["RequantizeConfig", "current_requantize_config", "requantize_config"]

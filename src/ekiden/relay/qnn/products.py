@@ -31,25 +31,25 @@ from ekiden.relay.op import (
 from ekiden.relay.op import max as largest
 from ekiden.relay.op import min as smallest
 from ekiden.relay.op import sum as total
-from ekiden.relay.op._declare import call
-from ekiden.relay.op.nn.geometry import Conv2DAttrs, Ints, sides, spread
+from ekiden.relay.op._declare import call_op
+from ekiden.relay.op.nn.geometry import Conv2DAttrs, Ints, expand_padding, expand_per_axis
 from ekiden.relay.op.reshaping import reshape
 from ekiden.relay.op.slice import strided_slice
-from ekiden.topi.nn.weights import WORD
+from ekiden.topi.nn.weights import DOT_WORD_CHANNELS
 
-EXACT = 1 << 24
+MAX_EXACT_FLOAT32_INT = 1 << 24
 """Whole numbers of less are exact as float32, and so is each sum of such parts."""
-MOST = 255
+MAX_UINT8 = 255
 """How far a byte may be from its zero point."""
-SIGN = 128
+UINT8_TO_INT8_OFFSET = 128
 """Between the numbers of uint8 and those of int8."""
 
 
-def _int32(value: int) -> Constant:
+def _int32_constant(value: int) -> Constant:
     return const(np.int32(value))
 
 
-def _is_zero(point: Expr) -> bool:
+def _is_zero_point_zero(point: Expr) -> bool:
     return isinstance(point, Constant) and not np.any(point.data)
 
 
@@ -58,28 +58,30 @@ def _as_uint8(data: Expr, point: Expr, dtype: str) -> tuple[Expr, Expr]:
 
     The zero point is a constant if it was one.
     """
-    by = 0 if dtype == "uint8" else SIGN
+    by = 0 if dtype == "uint8" else UINT8_TO_INT8_OFFSET
     if isinstance(point, Constant):
         moved: Expr = const(np.asarray(point.data.astype(np.int32) + by, np.int32))
     else:
-        moved = add(cast(point, "int32"), _int32(by)) if by else cast(point, "int32")
+        moved = add(cast(point, "int32"), _int32_constant(by)) if by else cast(point, "int32")
     if dtype == "uint8":
         return data, moved
     # In int16, in which the sum cannot wrap around.
-    return cast(add(cast(data, "int16"), const(np.int16(SIGN))), "uint8"), moved
+    return cast(add(cast(data, "int16"), const(np.int16(UINT8_TO_INT8_OFFSET))), "uint8"), moved
 
 
 def _as_int8(weight: Constant, point: Expr) -> tuple[Constant, Expr]:
     if weight.data.dtype == np.int8:
         return weight, cast(point, "int32")
     # uint8 - 128 fits int8; the zero point moves along.
-    moved = (weight.data.astype(np.int16) - SIGN).astype(np.int8)
-    return Constant(moved, span=weight.span), subtract(cast(point, "int32"), _int32(SIGN))
+    moved = (weight.data.astype(np.int16) - UINT8_TO_INT8_OFFSET).astype(np.int8)
+    return Constant(moved, span=weight.span), subtract(
+        cast(point, "int32"), _int32_constant(UINT8_TO_INT8_OFFSET)
+    )
 
 
 def _is_symmetric(weight: Constant, point: Expr) -> bool:
     """Return whether the weight as int8 has zero point 0."""
-    middle = 0 if weight.data.dtype == np.int8 else SIGN
+    middle = 0 if weight.data.dtype == np.int8 else UINT8_TO_INT8_OFFSET
     return isinstance(point, Constant) and bool(np.all(point.data == middle))
 
 
@@ -100,7 +102,7 @@ def dense(
     is_symmetric = _is_symmetric(weight, kernel_zero_point)
     weight, kernel_point = _as_int8(weight, kernel_zero_point)
     int_product: Expr = nn.dense(data, weight, out_dtype="int32")
-    if not _is_zero(point):
+    if not _is_zero_point_zero(point):
         # sum(w * (q - z)) = sum(w * q) - z * sum(w): the second term is known but for z.
         rows = const(weight.data.astype(np.int32).sum(axis=1, dtype=np.int32))
         int_product = subtract(int_product, multiply(rows, point))
@@ -111,7 +113,7 @@ def dense(
     return subtract(int_product, multiply(sums, kernel_point))
 
 
-def _grouped(
+def _expand_grouped_conv(
     data: Expr, weight: Constant, points: tuple[Expr, Expr], window: Conv2DAttrs, data_dtype: str
 ) -> Expr:
     """Return a grouped convolution whose channels do not fill words of four bytes.
@@ -119,7 +121,7 @@ def _grouped(
     It is computed in float32 where that is exact. One of each channel reads bytes as they are, if
     their zero point is 0, or has no border and is subtracted from the sums.
     """
-    centred = _centred(weight.data, points[1], 0)
+    centred = _subtract_zero_point(weight.data, points[1], 0)
     is_exact = centred is not None and len(_exact_slices(centred, 0, 1)) == 1
     # A float kernel serves where float32 holds every sum exactly: below 2**24.
     wide = "float32" if is_exact else "int32"
@@ -131,20 +133,20 @@ def _grouped(
     levels, point = _as_uint8(data, points[0], data_dtype)
     if is_depthwise and not any(window.padding):
         levels, point = data, cast(points[0], "int32")
-    elif not _is_zero(point):
+    elif not _is_zero_point_zero(point):
         is_depthwise = False
     if not is_depthwise:
         shifted = subtract(cast(data, wide), cast(points[0], wide))
-        return cast(call("nn.conv2d", shifted, kernel, attrs=window), "int32")
-    sums: Expr = cast(call("nn.conv2d", levels, kernel, attrs=mixed), "int32")
-    if _is_zero(points[0] if levels is data else point):
+        return cast(call_op("nn.conv2d", shifted, kernel, attrs=window), "int32")
+    sums: Expr = cast(call_op("nn.conv2d", levels, kernel, attrs=mixed), "int32")
+    if _is_zero_point_zero(points[0] if levels is data else point):
         return sums
     assert centred is not None
     rows = const(centred.sum(axis=(1, 2, 3)).astype(np.int32)[:, None, None])
     return subtract(sums, multiply(rows, point))
 
 
-def _centred(kernel: Array, point: Expr, channels: int) -> Array | None:
+def _subtract_zero_point(kernel: Array, point: Expr, channels: int) -> Array | None:
     """Return weights minus their zero point in int64, or None if that is not constant.
 
     The zero point is one for all or one for each of their channels.
@@ -167,19 +169,19 @@ def _exact_slices(kernel: Array, channels: int, terms: int) -> list[slice]:
     )
     slices, begin, so_far = list[slice](), 0, np.zeros_like(magnitudes[0])
     # The worst case: each byte is MOST away from its zero point, all products of one sign.
-    for at, one in enumerate(MOST * magnitudes):
+    for at, one in enumerate(MAX_UINT8 * magnitudes):
         # A single element may overflow already: no slice is exact.
-        if one.max(initial=0) >= EXACT:
+        if one.max(initial=0) >= MAX_EXACT_FLOAT32_INT:
             return []
         so_far = so_far + one
         # Any channel may exceed the range first: the slice ends there for all.
-        if so_far.max(initial=0) >= EXACT:
+        if so_far.max(initial=0) >= MAX_EXACT_FLOAT32_INT:
             slices.append(slice(begin, at))
             begin, so_far = at, one
     return [*slices, slice(begin, len(magnitudes))]
 
 
-def in_floats(
+def product_in_float32(
     data: Expr,
     weight: Expr,
     points: tuple[Expr, Expr],
@@ -201,7 +203,11 @@ def in_floats(
         product: Computes the product of float32 data and weights.
     """
     across, terms, channels = axes
-    kernel = _centred(weight.data, points[1], channels) if isinstance(weight, Constant) else None
+    kernel = (
+        _subtract_zero_point(weight.data, points[1], channels)
+        if isinstance(weight, Constant)
+        else None
+    )
     slices = [] if kernel is None else _exact_slices(kernel, channels, terms)
     if kernel is None or not slices:
         return None
@@ -232,21 +238,26 @@ def conv2d(
     groups, kh, kw] of uint8 or int8; input_zero_point a scalar, kernel_zero_point a scalar or [o].
     TVM's qnn.conv2d with out_dtype int32.
     """
-    if groups > 1 and weight.data.shape[1] % WORD:
-        window = Conv2DAttrs(spread(strides, 2), sides(padding, 2), spread(dilation, 2), groups)
+    if groups > 1 and weight.data.shape[1] % DOT_WORD_CHANNELS:
+        window = Conv2DAttrs(
+            expand_per_axis(strides, 2),
+            expand_padding(padding, 2),
+            expand_per_axis(dilation, 2),
+            groups,
+        )
         points = input_zero_point, kernel_zero_point
-        return _grouped(data, weight, points, window, data_dtype)
+        return _expand_grouped_conv(data, weight, points, window, data_dtype)
     data, point = _as_uint8(data, input_zero_point, data_dtype)
     is_symmetric = _is_symmetric(weight, kernel_zero_point)
-    is_plain = _is_zero(point)
+    is_plain = _is_zero_point_zero(point)
     weight, kernel_point = _as_int8(weight, kernel_zero_point)
-    top, left_pad, bottom, right = sides(padding, 2)
+    top, left_pad, bottom, right = expand_padding(padding, 2)
     if top or left_pad or bottom or right:
         around = ((0, 0), (0, 0), (top, bottom), (left_pad, right))
         # The border stands for 0, which is the zero point in bytes.
         data = nn.pad(data, around, cast(point, "uint8"))
 
-    def convolved(kernel: Array) -> Expr:
+    def convolve(kernel: Array) -> Expr:
         """Convolve with a kernel of one dtype, corrected for the input's zero point.
 
         sum((x - z) * w) = sum(x * w) - z * sum(w).
@@ -262,11 +273,11 @@ def conv2d(
         rows = kernel.astype(np.int32).sum(axis=(1, 2, 3), dtype=np.int32)[:, None, None]
         return result if is_plain else subtract(result, multiply(const(rows), point))
 
-    total = convolved(weight.data)
+    total = convolve(weight.data)
     if is_symmetric:
         return total
     # of one channel where they are those of all, else of each: groups read other data
-    sums = convolved(np.ones_like(weight.data[: 1 if groups == 1 else None]))
+    sums = convolve(np.ones_like(weight.data[: 1 if groups == 1 else None]))
     return subtract(total, multiply(sums, reshape(kernel_point, (-1, 1, 1))))
 
 
@@ -335,4 +346,4 @@ def dynamic_lstm(
     return TupleGetItem(layer, 0), TupleGetItem(layer, 1), TupleGetItem(layer, 2)
 
 
-__all__ = ["conv2d", "dense", "dynamic_lstm", "dynamic_quantize", "in_floats"]
+__all__ = ["conv2d", "dense", "dynamic_lstm", "dynamic_quantize", "product_in_float32"]

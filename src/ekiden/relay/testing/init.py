@@ -12,7 +12,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Function
 from ekiden.relay.type_infer import infer_type
 
-DATA = "data"
+DATA_INPUT_NAME = "data"
 """The parameter of a network that is its input."""
 
 
@@ -89,7 +89,7 @@ def create_workload(
     params: dict[str, runtime.Tensor] = {}
     for param in main.params:
         kind = param.checked_type
-        is_data = param.name_hint.rstrip("0123456789") == DATA
+        is_data = param.name_hint.rstrip("0123456789") == DATA_INPUT_NAME
         if not is_data and isinstance(kind, TensorType):
             value = np.zeros(kind.concrete_shape, to_numpy(kind.dtype))
             fill(param.name_hint, value)

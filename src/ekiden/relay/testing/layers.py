@@ -25,7 +25,7 @@ def dtype_of(data: Expr) -> str:
     return kind.dtype
 
 
-def _param(name: str, shape: Sequence[int], data: Expr) -> Var:
+def _layer_param(name: str, shape: Sequence[int], data: Expr) -> Var:
     return var(name, shape=shape, dtype=dtype_of(data))
 
 
@@ -41,7 +41,7 @@ def conv2d(
 ) -> Expr:
     """Return an NCHW convolution with weight `{name}_weight`."""
     inputs = shape_of(data)[1]
-    new_weight = _param(f"{name}_weight", (channels, inputs // groups, *kernel_size), data)
+    new_weight = _layer_param(f"{name}_weight", (channels, inputs // groups, *kernel_size), data)
     return nn.conv2d(
         data,
         new_weight if weight is None else weight,
@@ -72,7 +72,7 @@ def batch_norm_infer(
     """
     size = (shape_of(data)[axis],)
     gamma, beta, mean, variance = (
-        _param(f"{name}_{suffix}", size, data)
+        _layer_param(f"{name}_{suffix}", size, data)
         for suffix in ("gamma", "beta", "moving_mean", "moving_var")
     )
     normalized = nn.batch_norm(
@@ -83,14 +83,14 @@ def batch_norm_infer(
 
 def dense_add_bias(data: Expr, units: int, name: str) -> Expr:
     """Return a dense layer with `{name}_weight` and `{name}_bias`."""
-    weight = _param(f"{name}_weight", (units, shape_of(data)[-1]), data)
+    weight = _layer_param(f"{name}_weight", (units, shape_of(data)[-1]), data)
     product = nn.dense(data, weight, units=units)
-    return nn.bias_add(product, _param(f"{name}_bias", (units,), data), axis=-1)
+    return nn.bias_add(product, _layer_param(f"{name}_bias", (units,), data), axis=-1)
 
 
 def add_bias(data: Expr, name: str, axis: int = 1) -> Expr:
     """Add a bias vector `{name}_bias` along an axis."""
-    return nn.bias_add(data, _param(f"{name}_bias", (shape_of(data)[axis],), data), axis=axis)
+    return nn.bias_add(data, _layer_param(f"{name}_bias", (shape_of(data)[axis],), data), axis=axis)
 
 
 def closed(net: Expr) -> Function:

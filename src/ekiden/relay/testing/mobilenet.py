@@ -10,13 +10,13 @@ from ekiden.relay.testing.init import create_workload
 from ekiden.runtime import Tensor
 
 # fmt: off
-BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2),
+MOBILENET_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2),
           (512, 1), (512, 1), (512, 1), (512, 1), (512, 1), (1024, 2), (1024, 1))
 # fmt: on
 """Channels and stride of each block after the first convolution."""
 
 
-def _activated(data: Expr, name: str) -> Expr:
+def _bn_relu(data: Expr, name: str) -> Expr:
     return nn.relu(layers.batch_norm_infer(data, name))
 
 
@@ -29,8 +29,8 @@ def separable_block(data: Expr, name: str, channels: int, stride: int) -> Expr:
     body = layers.conv2d(
         data, inputs, (3, 3), f"{name}_depthwise_conv1", step, (1, 1), groups=inputs
     )
-    body = _activated(body, f"{name}_bn1")
-    return _activated(layers.conv2d(body, channels, (1, 1), f"{name}_conv2"), f"{name}_bn2")
+    body = _bn_relu(body, f"{name}_bn1")
+    return _bn_relu(layers.conv2d(body, channels, (1, 1), f"{name}_conv2"), f"{name}_bn2")
 
 
 def mobile_net(
@@ -42,8 +42,8 @@ def mobile_net(
     """Return the network with width multiplier `alpha`."""
     body: Expr = var("data", shape=data_shape, dtype=dtype)
     body = layers.conv2d(body, int(32 * alpha), (3, 3), "conv_block_1_conv", (2, 2), (1, 1))
-    body = _activated(body, "conv_block_1_bn")
-    for number, (channels, stride) in enumerate(BLOCKS, 1):
+    body = _bn_relu(body, "conv_block_1_bn")
+    for number, (channels, stride) in enumerate(MOBILENET_BLOCKS, 1):
         name = f"separable_conv_block_{number}"
         body = separable_block(body, name, int(channels * alpha), stride)
     body = nn.batch_flatten(nn.global_avg_pool2d(body))

@@ -7,7 +7,7 @@ from ekiden.relay.prelude import Prelude
 from ekiden.relay.values import ConstructorValue
 
 
-def constructors(prelude: Prelude) -> tuple[Constructor, Constructor]:
+def nat_constructors(prelude: Prelude) -> tuple[Constructor, Constructor]:
     """Return the constructors `zero` and `succ`."""
     _, zero, succ = prelude.mod.get_type("nat")
     assert isinstance(zero, Constructor) and isinstance(succ, Constructor)
@@ -16,7 +16,7 @@ def constructors(prelude: Prelude) -> tuple[Constructor, Constructor]:
 
 def count(prelude: Prelude, n: object) -> int:
     """Return the number that a Peano value represents."""
-    zero, _ = constructors(prelude)
+    zero, _ = nat_constructors(prelude)
     number = 0
     while isinstance(n, ConstructorValue) and n.tag != zero.tag:
         number, n = number + 1, n.fields[0]
@@ -25,7 +25,7 @@ def count(prelude: Prelude, n: object) -> int:
 
 def make_nat_value(prelude: Prelude, n: int) -> ConstructorValue:
     """Return the Peano value of a number."""
-    zero, succ = constructors(prelude)
+    zero, succ = nat_constructors(prelude)
     value = ConstructorValue(zero)
     for _ in range(n):
         value = ConstructorValue(succ, (value,))
@@ -34,7 +34,7 @@ def make_nat_value(prelude: Prelude, n: int) -> ConstructorValue:
 
 def make_nat_expr(prelude: Prelude, n: int) -> Expr:
     """Return an expression of a number's Peano value."""
-    zero, succ = constructors(prelude)
+    zero, succ = nat_constructors(prelude)
     expr: Expr = zero()
     for _ in range(n):
         expr = succ(expr)

@@ -36,7 +36,7 @@ MAX_OPEN_FILES = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _File:
+class _MappedFile:
     """Mapped file, kept open so that its state can be checked."""
 
     path: str
@@ -50,7 +50,7 @@ class _File:
         # here.
         if (
             get_global_func("ek.files.is_cut")(self.mapped)
-            or _state(os.fstat(self.handle)) != self.state
+            or _file_state(os.fstat(self.handle)) != self.state
         ):
             raise error(
                 f"{what}: the file {self.path!r} was changed while weights were read from it: write"
@@ -62,7 +62,7 @@ class _File:
 class MappedFiles:
     """Files that one reader has mapped, until the last array over each is gone."""
 
-    files: list[_File] = field(default_factory=list)
+    files: list[_MappedFile] = field(default_factory=list)
 
     def map(self, path: PathName) -> memoryview | None:
         """Map a whole file. Return None for what must be read instead: no regular file, too small,
@@ -81,10 +81,10 @@ class MappedFiles:
         """
         status = os.fstat(handle)
         # Each mapped file holds a descriptor open, of which a process has few.
-        mapped = _mapped(handle, status) if len(self.files) < MAX_OPEN_FILES else None
+        mapped = _map_file(handle, status) if len(self.files) < MAX_OPEN_FILES else None
         if mapped is None:
             return None
-        self.files.append(_File(os.fspath(path), mapped, handle, _state(status)))
+        self.files.append(_MappedFile(os.fspath(path), mapped, handle, _file_state(status)))
         return mapped.numpy().data
 
     def check(self, what: str, error: type[EkidenError] = ImportModelError) -> None:
@@ -116,7 +116,7 @@ def read_whole(file: io.FileIO) -> memoryview:
     return memoryview(data[:size].tobytes() + remaining)
 
 
-def _mapped(handle: int, status: os.stat_result) -> Tensor | None:
+def _map_file(handle: int, status: os.stat_result) -> Tensor | None:
     if not stat.S_ISREG(status.st_mode) or status.st_size < MIN_MAPPED_BYTES:
         return None
     return guarded_map(handle, status.st_size)
@@ -134,7 +134,7 @@ def guarded_map(handle: int, size: int) -> Tensor | None:
     return mapped_tensor
 
 
-def _state(status: os.stat_result) -> tuple[int, int]:
+def _file_state(status: os.stat_result) -> tuple[int, int]:
     """Return the inode state that changes with a file's contents but not with its names: size and
     modification time.
     """
@@ -162,7 +162,7 @@ def borrowed_files() -> MappedFiles | None:
     return _BORROWED_FILES.get()
 
 
-def drop(array: NDArray[np.generic]) -> None:
+def advise_dontneed(array: NDArray[np.generic]) -> None:
     """Release the resident pages of a mapped file under an array (MADV_DONTNEED); reading them
     again reloads them. Nothing, for an array that lies elsewhere.
     """
@@ -173,4 +173,11 @@ def drop(array: NDArray[np.generic]) -> None:
         get_global_func("ek.files.drop")(begin, sum(steps) + array.itemsize)
 
 
-__all__ = ["MappedFiles", "borrowed_files", "borrowing", "drop", "guarded_map", "read_whole"]
+__all__ = [
+    "MappedFiles",
+    "advise_dontneed",
+    "borrowed_files",
+    "borrowing",
+    "guarded_map",
+    "read_whole",
+]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ekiden import runtime
 from ekiden.runtime.artifact.metadata import (
     ANY_RANK_PREFIX,
-    MAPS_PREFIX,
     OBJECT_DTYPE,
+    SEQUENCE_OF_MAPS_PREFIX,
     SEQUENCE_PREFIX,
     STRING_DTYPE,
     TensorInfo,
@@ -66,7 +66,7 @@ def sum_content(value: object) -> object:
     return content
 
 
-def _words(value: object) -> object:
+def _unwrap_random_key(value: object) -> object:
     """Return the words of a JAX random key as an array; other values unchanged."""
     if type(value).__name__ != "PRNGKeyArray" or "jax" not in sys.modules:
         return value
@@ -84,11 +84,11 @@ def to_argument(info: TensorInfo, value: object) -> object:
         if not isinstance(value, (list, tuple)):
             wanted = f"a list of tensors, got {type(value).__name__}"
             raise InputError(f"input '{info.name}': expected {wanted}")
-        return from_list(value, lambda at, each: _element(info, at, each))
+        return from_list(value, lambda at, each: _convert_element(info, at, each))
     if info.dtype == STRING_DTYPE:
-        return _text(info, value)
+        return _encode_text(info, value)
     try:
-        value = _words(value)
+        value = _unwrap_random_key(value)
         tensor = runtime.tensor(value)  # type: ignore[arg-type]  # whatever a user gives
     except (TypeError, ValueError, BufferError) as error:
         dtype = getattr(value, "dtype", None)
@@ -115,7 +115,7 @@ def to_result(info: TensorInfo, value: object) -> object:
         return to_list(value)
     if info.dtype.startswith(ANY_RANK_PREFIX):
         return sum_content(value)
-    if info.dtype != STRING_DTYPE and not info.dtype.startswith(MAPS_PREFIX):
+    if info.dtype != STRING_DTYPE and not info.dtype.startswith(SEQUENCE_OF_MAPS_PREFIX):
         return value
     if not isinstance(value, runtime.Tensor):
         raise RunError(f"output '{info.name}': a tensor expected, got {type(value).__name__}")
@@ -126,7 +126,7 @@ def to_result(info: TensorInfo, value: object) -> object:
     return decode(value.numpy())
 
 
-def _text(info: TensorInfo, value: object) -> runtime.Tensor:
+def _encode_text(info: TensorInfo, value: object) -> runtime.Tensor:
     try:
         found = runtime.tensor(encode(value))
     except TypeError as error:
@@ -138,7 +138,7 @@ def _text(info: TensorInfo, value: object) -> runtime.Tensor:
     return found
 
 
-def _element(info: TensorInfo, position: int, value: object) -> object:
+def _convert_element(info: TensorInfo, position: int, value: object) -> object:
     """Convert one element of a sequence, which has the rank and the static dimensions of all."""
     name, dtype = f"{info.name}[{position}]", info.dtype.removeprefix(SEQUENCE_PREFIX)
     tensor = to_argument(TensorInfo(name, info.shape, dtype), value)

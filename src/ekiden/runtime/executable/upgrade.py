@@ -15,7 +15,7 @@ class Upgrade(Protocol):
     def tiers(self) -> dict[str, str]:
         """Return "general" or "compiled" for each kernel."""
 
-    def begin(self, become: Callable[[Executable], None]) -> None:
+    def start(self, become: Callable[[Executable], None]) -> None:
         """Start the compilation; `become` is called with the final program."""
 
     def wait(self, timeout: float | None = None) -> Executable:

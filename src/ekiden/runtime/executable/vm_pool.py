@@ -23,7 +23,7 @@ else:
 CallResult = TypeVar("CallResult")
 
 
-def executor_of(executable: Executable) -> str:
+def executor_kind(executable: Executable) -> str:
     """Return the executor kind that an executable was compiled for."""
     return "async" if executable.metadata.get("executor") == "async" else "vm"
 
@@ -97,16 +97,16 @@ def _invoke_within(
 
 
 @cache
-def _pool() -> futures.ThreadPoolExecutor:
+def _thread_pool() -> futures.ThreadPoolExecutor:
     return futures.ThreadPoolExecutor(num_threads(), "ekiden")
 
 
 if hasattr(os, "register_at_fork"):  # a child has none of the threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)
+    os.register_at_fork(after_in_child=_thread_pool.cache_clear)
 
 
-def start(call: Callable[[], CallResult]) -> futures.Future[CallResult]:
+def submit(call: Callable[[], CallResult]) -> futures.Future[CallResult]:
     """Submit a call to the process's threads for asynchronous runs, as many as the runtime has, so
     that waiting calls take no core from running ones.
     """
-    return _pool().submit(call)
+    return _thread_pool().submit(call)

@@ -27,7 +27,7 @@ Converter: TypeAlias = Callable[[AttributeNode], Expr]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReductionRow:
     """Reduction: its Relay operator and its name in each format; "" where it has none, or one for
     other dtypes.
     """
@@ -56,14 +56,14 @@ class Row:
         data, axes = inputs
         if self.both is None or axes.dtype == np.object_ or axes.size != 1:
             return None
-        return reduced_vector(data, self.both, node.flag("keep_dims"))
+        return reduce_size_vector(data, self.both, node.flag("keep_dims"))
 
 
-def reduced_vector(data: Array, both: Callable[..., object], keepdims: bool) -> Array | None:
+def reduce_size_vector(data: Array, both: Callable[..., object], keepdims: bool) -> Array | None:
     """Fold a vector of sizes from the left; return None for other ranks and for empty vectors."""
     if data.ndim != 1 or not data.size:
         return None
-    return np.full((1,) if keepdims else (), rules.reduced(data, both), object)
+    return np.full((1,) if keepdims else (), rules.reduce_elements(data, both), object)
 
 
 def _euclidean(data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
@@ -72,26 +72,26 @@ def _euclidean(data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:
 
 
 # fmt: off
-ROWS = (
+REDUCTION_ROWS = (
     #              ONNX          TensorFlow  TFLite
-    Row(op.sum,    "ReduceSum",  "Sum",      "SUM",         operator.add),
-    Row(op.mean,   "ReduceMean", "Mean",     "MEAN"),
-    Row(op.prod,   "ReduceProd", "Prod",     "REDUCE_PROD", operator.mul),
-    Row(op.max,    "ReduceMax",  "Max",      "REDUCE_MAX",  prim.maximum),
-    Row(op.min,    "ReduceMin",  "Min",      "REDUCE_MIN",  prim.minimum),
-    Row(op.any,    "",           "Any",      "REDUCE_ANY"),
-    Row(op.all,    "",           "All",      "REDUCE_ALL"),
-    Row(_euclidean, "",          "EuclideanNorm"),
+    ReductionRow(op.sum,    "ReduceSum",  "Sum",      "SUM",         operator.add),
+    ReductionRow(op.mean,   "ReduceMean", "Mean",     "MEAN"),
+    ReductionRow(op.prod,   "ReduceProd", "Prod",     "REDUCE_PROD", operator.mul),
+    ReductionRow(op.max,    "ReduceMax",  "Max",      "REDUCE_MAX",  prim.maximum),
+    ReductionRow(op.min,    "ReduceMin",  "Min",      "REDUCE_MIN",  prim.minimum),
+    ReductionRow(op.any,    "",           "Any",      "REDUCE_ANY"),
+    ReductionRow(op.all,    "",           "All",      "REDUCE_ALL"),
+    ReductionRow(_euclidean, "",          "EuclideanNorm"),
 )
 # fmt: on
 
 
-def rows_of(name: Format) -> Iterator[tuple[str, Row]]:
+def reduction_rows(name: Format) -> Iterator[tuple[str, ReductionRow]]:
     """Yield the rows of the table that a format has: (operator, row)."""
-    return ((getattr(row, name), row) for row in ROWS if getattr(row, name))
+    return ((getattr(row, name), row) for row in REDUCTION_ROWS if getattr(row, name))
 
 
-def position(function: Callable[..., Expr], default: str) -> Converter:
+def arg_extremum(function: Callable[..., Expr], default: str) -> Converter:
     """Return the converter of argmax or argmin (`function`) along the axis of the second input, or
     0.
 
@@ -113,7 +113,7 @@ def position(function: Callable[..., Expr], default: str) -> Converter:
     return convert
 
 
-def running(function: Callable[..., Expr]) -> Converter:
+def cumulative_scan(function: Callable[..., Expr]) -> Converter:
     """Return the converter of a scan (`function` is cumsum or cumprod) along the axis of the second
     input.
 
@@ -136,7 +136,7 @@ def log_softmax(node: AttributeNode) -> Expr:
     return op.nn.log_softmax(node.expr(0), axis=-1)
 
 
-def local_response(
+def local_response_norm(
     node: AttributeNode, radius: int, bias: float, alpha: float, beta: float
 ) -> Expr:
     """Convert LRN over the last axis; TensorFlow scales the sum of squares by alpha, Relay their

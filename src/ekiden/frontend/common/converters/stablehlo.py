@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ekiden.frontend.common import places
-from ekiden.frontend.common.arithmetic import SMALL
-from ekiden.frontend.common.combined import REDUCE, is_neutral
+from ekiden.frontend.common.arithmetic import MAX_FOLDED_ELEMENTS
+from ekiden.frontend.common.combined import REDUCTION_OPS, is_reduction_identity
 from ekiden.frontend.common.functions import fmod, whole
 from ekiden.frontend.common.node import Node
-from ekiden.frontend.common.places import Places
-from ekiden.frontend.common.slices import placed, start_of, window_at
+from ekiden.frontend.common.places import WindowPositions
+from ekiden.frontend.common.slices import clamp_start, take_window, update_window
 from ekiden.frontend.common.value import Value, constant
-from ekiden.frontend.common.windows import Window, dilated, tap_values
+from ekiden.frontend.common.windows import Window, pad_and_dilate, tap_values
 from ekiden.ir.dtype import int_range, is_float, itemsize, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import Dim, as_attr, as_dim, equal, product
-from ekiden.topi.dimensions import known as number_of
+from ekiden.topi.dimensions import Dim, are_equal_dims, as_attr, as_dim, product_of_dims
+from ekiden.topi.dimensions import known_int as number_of
 
 MAX_WINDOW_ELEMENTS = 4096
 """Elements of a window that are combined one after the other."""
@@ -37,7 +37,7 @@ def bits(dtype: str) -> int:
     return 8 * itemsize(dtype)
 
 
-def unsigned(dtype: str) -> str:
+def unsigned_dtype(dtype: str) -> str:
     """Return the unsigned integer dtype of the same width."""
     return dtype if dtype.startswith("uint") else f"u{dtype}"
 
@@ -57,7 +57,7 @@ def cbrt(x: Expr, dtype: str) -> Expr:
     return op.where(op.less(x, const(0, dtype)), op.negative(root), root)
 
 
-def round_away(x: Expr, dtype: str) -> Expr:
+def round_half_away(x: Expr, dtype: str) -> Expr:
     """Emit rounding to the nearest integer with ties away from 0 (round_nearest_afz)."""
     truncated = op.trunc(x)
     is_half = op.greater_equal(op.abs(op.subtract(x, truncated)), const(0.5, dtype))
@@ -78,7 +78,11 @@ def divide(node: Node, x: Expr, y: Expr) -> Expr:
         return op.divide(x, y)
     # -1 has all bits set in any integer dtype.
     quotient, ones = op.trunc_divide(x, y), const(np.array(-1).astype(dtype))
-    return quotient if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), ones, quotient)
+    return (
+        quotient
+        if _is_nonzero_divisor(node)
+        else op.where(op.equal(y, const(0, dtype)), ones, quotient)
+    )
 
 
 def remainder(node: Node, x: Expr, y: Expr) -> Expr:
@@ -87,10 +91,12 @@ def remainder(node: Node, x: Expr, y: Expr) -> Expr:
     """
     dtype = node.dtype(0)
     residue = fmod(x, y, dtype)
-    return residue if _never_zero(node) else op.where(op.equal(y, const(0, dtype)), x, residue)
+    return (
+        residue if _is_nonzero_divisor(node) else op.where(op.equal(y, const(0, dtype)), x, residue)
+    )
 
 
-def _never_zero(node: Node) -> bool:
+def _is_nonzero_divisor(node: Node) -> bool:
     """Return whether the divisor needs no check for 0: floats, or constants without zeros."""
     divisor = node.value(1).array
     is_known = divisor is not None and divisor.dtype != np.object_
@@ -107,7 +113,7 @@ def shift(
     the longest shift leaves. width: the bits of x, which a wider dtype may carry.
     """
     dtype, counts = node.dtype(0), node.value(1).array
-    plain = unsigned(dtype) if is_logical else dtype.removeprefix("u")
+    plain = unsigned_dtype(dtype) if is_logical else dtype.removeprefix("u")
     if is_logical and width < bits(dtype):  # the sign fills the carrier of a narrow dtype
         x = op.bitwise_and(x, const((1 << width) - 1, dtype))
     x = x if plain == dtype else op.reinterpret(x, plain)
@@ -115,12 +121,16 @@ def shift(
     is_inside = counts is not None and bool(np.all((counts >= 0) & (counts < width)))
     held = count
     if not is_inside:  # counts below 0 are large as well
-        held = op.minimum(op.cast(held, unsigned(dtype)), const(width - 1, unsigned(dtype)))
+        held = op.minimum(
+            op.cast(held, unsigned_dtype(dtype)), const(width - 1, unsigned_dtype(dtype))
+        )
     shifted = function(x, held if node.scope.typed(held).dtype == plain else op.cast(held, plain))
     shifted = shifted if plain == dtype else op.reinterpret(shifted, dtype)
     if is_inside or keeps_sign:
         return shifted
-    far = op.greater_equal(op.cast(count, unsigned(dtype)), const(width, unsigned(dtype)))
+    far = op.greater_equal(
+        op.cast(count, unsigned_dtype(dtype)), const(width, unsigned_dtype(dtype))
+    )
     return op.where(far, const(0, dtype), shifted)
 
 
@@ -157,7 +167,7 @@ def broadcast_in_dim(node: Node, value: Value, axes: Sequence[int], shape: Seque
     first = axes[0] if axes else len(shape)
     if list(axes) != list(range(first, len(shape))):  # a broadcast aligns the last axes
         data = op.reshape(data, as_attr(wide[first:]), allowzero=True)
-    same = all(equal(as_dim(a), as_dim(b)) for a, b in zip(wide, shape, strict=True))
+    same = all(are_equal_dims(as_dim(a), as_dim(b)) for a, b in zip(wide, shape, strict=True))
     if same and first == 0:
         return data
     return op.broadcast_to(data, as_attr(shape))
@@ -167,7 +177,7 @@ def iota(node: Node, shape: Sequence[Dim], axis: int, dtype: str) -> Value:
     """Emit iota: each element is its index along an axis."""
     extent, numbers = shape[axis], [number_of(d) for d in shape]
     total = math.prod(n or 0 for n in numbers)
-    if None not in numbers and total <= SMALL:
+    if None not in numbers and total <= MAX_FOLDED_ELEMENTS:
         wide = np.arange(number_of(extent) or 0).reshape([-1] + [1] * (len(shape) - axis - 1))
         return constant(np.broadcast_to(wide, [n or 0 for n in numbers]).astype(to_numpy(dtype)))
     counts = op.arange(0, extent, 1, dtype="int64")
@@ -181,14 +191,14 @@ def dynamic_slice(node: Node, sizes: Sequence[int]) -> Expr:
     """
     window = node.expr(0)
     for axis, (extent, size) in enumerate(zip(node.shape(0), sizes, strict=True)):
-        if equal(as_dim(extent), as_dim(size)):
+        if are_equal_dims(as_dim(extent), as_dim(size)):
             continue
-        start = start_of(node, node.value(axis + 1), extent, size)
+        start = clamp_start(node, node.value(axis + 1), extent, size)
         if start.array is not None:
             begin = int(start.array)
             window = op.strided_slice(window, (begin,), (begin + size,), axes=(axis,))
         else:
-            window = window_at(window, node.scope.expr(start), size, axis)
+            window = take_window(window, node.scope.expr(start), size, axis)
     return window
 
 
@@ -197,8 +207,8 @@ def dynamic_update_slice(node: Node, positions: Sequence[Value]) -> Expr:
     starts.
     """
     rows = zip(positions, node.shape(0), node.shape(1), strict=True)
-    starts = [start_of(node, position, extent, size) for position, extent, size in rows]
-    return placed(node, node.expr(0), node.value(1), starts)
+    starts = [clamp_start(node, position, extent, size) for position, extent, size in rows]
+    return update_window(node, node.expr(0), node.value(1), starts)
 
 
 def gather(
@@ -210,14 +220,16 @@ def gather(
 
     Axis `vector` of the indices holds the positions along the axes of `start_map`.
     """
-    at = places.places(node, 0, 1, vector, sizes, collapsed, batching, index_batching, start_map)
-    return places.taken(node, places.inside(node, at), offsets)
+    at = places.window_positions(
+        node, 0, 1, vector, sizes, collapsed, batching, index_batching, start_map
+    )
+    return places.gather_windows(node, places.clamp_positions(node, at), offsets)
 
 
-def scatter_places(
+def scatter_positions(
     node: Node, count: int, vector: int, window: Sequence[int], inserted: Sequence[int],
     start_map: Sequence[int], batching: Sequence[int] = (), index_batching: Sequence[int] = (),
-) -> Places:  # fmt: skip
+) -> WindowPositions:  # fmt: skip
     """Return the window positions that a scatter's dimension numbers describe.
 
     The node has `count` operands, then indices, then updates, of which `window` are the window
@@ -228,7 +240,7 @@ def scatter_places(
         1 if axis in (*inserted, *batching) else node.shape(count + 1)[next(extents)]
         for axis in range(node.rank(0))
     ]
-    return places.places(
+    return places.window_positions(
         node, 0, count, vector, sizes, inserted, batching, index_batching, start_map
     )
 
@@ -241,23 +253,23 @@ def reduce(node: Node, axes: Sequence[int], kind: str) -> Expr:
     value.
     """
     # The initial value is combined once, and not at all where it is the identity.
-    function, both = REDUCE[kind]
+    function, both = REDUCTION_OPS[kind]
     total = function(node.expr(0), axis=list(axes), keepdims=False) if axes else node.expr(0)
-    return total if is_neutral(node.value(1), kind) else both(total, node.expr(1))
+    return total if is_reduction_identity(node.value(1), kind) else both(total, node.expr(1))
 
 
-def reduce_windows(node: Node, window: Window, kind: str) -> Expr:
+def reduce_window(node: Node, window: Window, kind: str) -> Expr:
     """Convert reduce_window with a single binary operator as body and the second input as initial
     value.
 
     Unrolled over the window's elements, each for all windows at once.
     """
-    wide, both = dilated(node, window, node.value(0), node.expr(1)), REDUCE[kind][1]
+    wide, both = pad_and_dilate(node, window, node.value(0), node.expr(1)), REDUCTION_OPS[kind][1]
     total, *remaining_taps = tap_values(node, window, wide)
     for tap in remaining_taps:
         total = node.given(both(node.scope.expr(total), node.scope.expr(tap)))
     reduced = node.scope.expr(total)
-    return reduced if is_neutral(node.value(1), kind) else both(reduced, node.expr(1))
+    return reduced if is_reduction_identity(node.value(1), kind) else both(reduced, node.expr(1))
 
 
 # Products.
@@ -281,24 +293,29 @@ def dot_general(
     free_y = [i for i in range(len(shape_y)) if i not in batch_y and i not in sum_y]
     out = as_attr((*(shape_x[i] for i in (*batch_x, *free_x)), *(shape_y[i] for i in free_y)))
 
-    def side(value: Value, *groups: Sequence[int]) -> Expr:
+    def matrix_operand(value: Value, *groups: Sequence[int]) -> Expr:
         """Return an operand with one axis per group, cast to the result's dtype."""
-        data = _grouped(node, value, groups)
+        data = _collapse_axis_groups(node, value, groups)
         return data if value.type.dtype == dtype else op.cast(data, dtype)
 
     # batch_matmul has exactly one batch axis; several are collapsed and restored.
     if batch_x:
-        x, y = side(lhs, batch_x, free_x, sum_x), side(right, batch_y, free_y, sum_y)
+        x, y = (
+            matrix_operand(lhs, batch_x, free_x, sum_x),
+            matrix_operand(right, batch_y, free_y, sum_y),
+        )
         return op.reshape(op.nn.batch_matmul(x, y), out, allowzero=True)
     # nn.dense takes any number of axes before the one that is summed
     lead = [[i] for i in free_x] if len(sum_x) == 1 and free_x else [free_x]
-    product_of_matrices = op.nn.dense(side(lhs, *lead, sum_x), side(right, free_y, sum_y))
+    product_of_matrices = op.nn.dense(
+        matrix_operand(lhs, *lead, sum_x), matrix_operand(right, free_y, sum_y)
+    )
     if all(len(group) == 1 for group in (*lead, free_y)):
         return product_of_matrices
     return op.reshape(product_of_matrices, out, allowzero=True)
 
 
-def _grouped(node: Node, value: Value, groups: Sequence[Sequence[int]]) -> Expr:
+def _collapse_axis_groups(node: Node, value: Value, groups: Sequence[Sequence[int]]) -> Expr:
     """Transpose and reshape a value so that each group of axes becomes one axis; an empty group has
     extent 1.
     """
@@ -311,5 +328,5 @@ def _grouped(node: Node, value: Value, groups: Sequence[Sequence[int]]) -> Expr:
     if all(len(group) == 1 for group in groups):
         return data
     shape = dict(zip(order, node.scope.typed(data).shape, strict=True))
-    extents = [product(shape[axis] for axis in group) for group in groups]
+    extents = [product_of_dims(shape[axis] for axis in group) for group in groups]
     return op.reshape(data, as_attr(extents), allowzero=True)

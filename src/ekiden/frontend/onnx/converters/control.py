@@ -8,11 +8,18 @@ from functools import partial
 import numpy as np
 
 from ekiden.frontend.common.choice import choose
-from ekiden.frontend.common.loop import ChangesRank, Iteration, Loop, as_scalar, is_true, stacked
+from ekiden.frontend.common.loop import (
+    CarriedRankChange,
+    Iteration,
+    Loop,
+    as_scalar,
+    is_constant_true,
+    stacked,
+)
 from ekiden.frontend.common.ranked_loop import build_ranked
 from ekiden.frontend.common.value import Value, constant
 from ekiden.frontend.onnx.messages import onnx
-from ekiden.frontend.onnx.node import Node, Row
+from ekiden.frontend.onnx.node import Node, OnnxRow
 from ekiden.ir.prim import IntImm, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
@@ -24,7 +31,7 @@ BRANCHES = ("then_branch", "else_branch")
 def _if(node: Node) -> list[Value]:
     """Convert If: both branches are imported in place."""
     bodies = [node.body(name) for name in BRANCHES]
-    return choose(node, node.value(0), [partial(b.run, []) for b in bodies], BRANCHES)
+    return choose(node, node.value(0), [partial(b.print_stmts, []) for b in bodies], BRANCHES)
 
 
 # Loops.
@@ -39,31 +46,31 @@ def _loop(node: Node) -> list[Value]:
     if len(body.names) != 2 + len(carried):
         node.unsupported(f"expected a body with {2 + len(carried)} inputs, got {len(body.names)}")
 
-    def step(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
+    def loop_body(index: Value, condition: Value, values: Sequence[Value]) -> Iteration:
         """Import one iteration: (condition, carried values, scan outputs)."""
         pair = zip(inner.input, (index, condition), strict=False)
-        head = [_declared(node, info, v) for info, v in pair]
-        results = body.run([*head, *values])
+        head = [_in_declared_rank(node, info, v) for info, v in pair]
+        results = body.print_stmts([*head, *values])
         after = 1 + len(carried)
         if len(results) < after:
             node.unsupported(f"expected a body with at least {after} outputs, got {len(results)}")
         return Iteration(results[0], results[1:after], results[after:])
 
     # ONNX Loop: an initial condition of false runs no iteration, whatever the trip count is.
-    if go is not None and go.array is not None and not is_true(go):
+    if go is not None and go.array is not None and not is_constant_true(go):
         limit = constant(np.zeros((), np.int64))
     if limit is not None and limit.array is not None and limit.array.size == 1:
         limit = constant(limit.array.reshape(()))
     trips = None if limit is None else as_scalar(node.scope, limit)
-    loop = Loop(node, body.names[2:], carried, trips, go, step)
+    loop = Loop(node, body.names[2:], carried, trips, go, loop_body)
     try:
         last, scan_outputs, endless = loop.build()
-    except ChangesRank as error:
+    except CarriedRankChange as error:
         # A carried value that changes its rank has no type in a loop: known trip counts are
         # unrolled.
-        written = loop.written_out()
+        written = loop.unroll()
         if written is not None:
-            return _collected(node, *written)
+            return _stack_iterations(node, *written)
         last, scan_outputs, endless = build_ranked(loop, error)
     length = None
     if endless and limit is not None and limit.is_known:
@@ -74,7 +81,7 @@ def _loop(node: Node) -> list[Value]:
     ]
 
 
-def _declared(node: Node, info: onnx.ValueInfoProto, value: Value) -> Value:
+def _in_declared_rank(node: Node, info: onnx.ValueInfoProto, value: Value) -> Value:
     """Reshape the iteration number or condition to the rank that the body declares: 0, or 1 from
     older exporters.
     """
@@ -83,13 +90,13 @@ def _declared(node: Node, info: onnx.ValueInfoProto, value: Value) -> Value:
         return value
     if value.array is not None:
         return constant(value.array.reshape(1))
-    return node.value_of(op.reshape(node.scope.expr(value), (1,)))
+    return node.as_value(op.reshape(node.scope.expr(value), (1,)))
 
 
-def _collected(node: Node, last: list[Value], iterations: list[list[Value]]) -> list[Value]:
+def _stack_iterations(node: Node, last: list[Value], iterations: list[list[Value]]) -> list[Value]:
     """Return the outputs of an unrolled loop, with its scan outputs stacked."""
     rows = [[node.scope.expr(v) for v in column] for column in zip(*iterations, strict=True)]
-    return last + [node.value_of(op.stack(column_values, axis=0)) for column_values in rows]
+    return last + [node.as_value(op.stack(column_values, axis=0)) for column_values in rows]
 
 
 def _scan(node: Node) -> list[Value]:
@@ -101,16 +108,16 @@ def _scan(node: Node) -> list[Value]:
     if count < 1 or states < 0:
         node.unsupported(f"attribute 'num_scan_inputs' must be in [1, {len(node.inputs)}]")
     inputs = [node.value(states + i) for i in range(count)]
-    axes = _each(node, "scan_input_axes", count)
+    axes = _per_scan_value(node, "scan_input_axes", count)
     axes = [node.axis(a, len(v.type.shape)) for a, v in zip(axes, inputs, strict=True)]
-    backwards = _each(node, _DIRECTIONS[node.has("directions")], count)
+    backwards = _per_scan_value(node, _DIRECTION_ATTRIBUTES[node.has("directions")], count)
     extents = [v.type.shape[a] for v, a in zip(inputs, axes, strict=True)]
     # All scan inputs have the same number of iterations (ONNX Scan).
     node.scope.same(extents[:1] * (count - 1), extents[1:])
     limit = node.scope.spanned(node.scope.scalar(extents[0]))
     last = node.scope.spanned(op.subtract(limit, const(np.int64(1))))
 
-    def step(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
+    def scan_body(index: Value, go: Value, values: Sequence[Value]) -> Iteration:
         """Import one iteration on the slices at its number, counted from the end for reversed
         inputs.
         """
@@ -120,13 +127,15 @@ def _scan(node: Node) -> list[Value]:
             position = op.subtract(last, at) if is_backwards else at
             slice_ = node.scope.spanned(op.take(node.scope.expr(value), position, axis=axis))
             slices.append(Value(node.typed(slice_), expr=slice_))
-        results = body.run([*values, *slices])
+        results = body.print_stmts([*values, *slices])
         return Iteration(go, results[:states], results[states:])
 
     carried = [node.value(i) for i in range(states)]
-    final, scan_outputs, _ = Loop(node, body.names[:states], carried, limit, None, step).build()
-    axes = _each(node, "scan_output_axes", len(scan_outputs))
-    reverse = _each(node, "scan_output_directions", len(scan_outputs))
+    final, scan_outputs, _ = Loop(
+        node, body.names[:states], carried, limit, None, scan_body
+    ).build()
+    axes = _per_scan_value(node, "scan_output_axes", len(scan_outputs))
+    reverse = _per_scan_value(node, "scan_output_directions", len(scan_outputs))
     outputs = node.proto.output[states:]
     return final + [
         stacked(node.scope, p, n, extents[0], node.axis(a, len(p.type.shape) + 1), bool(r))
@@ -152,7 +161,7 @@ def _scan_8(node: Node) -> list[Value | Expr]:
     return [op.stack(column, axis=0) for column in rows]
 
 
-def _each(node: Node, name: str, count: int) -> list[int]:
+def _per_scan_value(node: Node, name: str, count: int) -> list[int]:
     """Return an attribute with one number per scan input or output; zeros where it is not set."""
     values = node.get_ints(name, (0,) * count)
     if len(values) != count:
@@ -160,14 +169,14 @@ def _each(node: Node, name: str, count: int) -> list[int]:
     return list(values)
 
 
-_DIRECTIONS = ("scan_input_directions", "directions")
+_DIRECTION_ATTRIBUTES = ("scan_input_directions", "directions")
 """The attribute as it is called since opset 9, and before."""
-SCAN = (
+SCAN_ATTRIBUTES = (
     "num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions"
 )
 ROWS = (
-    Row("If", _if, graphs="then_branch else_branch"),
-    Row("Loop", _loop, graphs="body"),
-    Row("Scan", _scan_8, since=8, attributes="directions num_scan_inputs", graphs="body"),
-    Row("Scan", _scan, since=9, attributes=SCAN, graphs="body"),
+    OnnxRow("If", _if, graphs="then_branch else_branch"),
+    OnnxRow("Loop", _loop, graphs="body"),
+    OnnxRow("Scan", _scan_8, since=8, attributes="directions num_scan_inputs", graphs="body"),
+    OnnxRow("Scan", _scan, since=9, attributes=SCAN_ATTRIBUTES, graphs="body"),
 )

@@ -8,21 +8,23 @@ import numpy as np
 
 from ekiden.frontend.common.converters import movement as shared
 from ekiden.frontend.common.filled import iota
-from ekiden.frontend.common.formulas import uniques
-from ekiden.frontend.tensorflow.node import Converter, Node, Row
+from ekiden.frontend.common.formulas import unique_in_order
+from ekiden.frontend.tensorflow.node import Converter, Node, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.dimensions import known as number
+from ekiden.topi.dimensions import known_int as number
 
 
-def _scatter(mode: str) -> Row:
+def _tensor_scatter(mode: str) -> TensorflowRow:
     """Return the row of TensorScatter{mode} (data, indices, updates)."""
     name = f"TensorScatter{mode.title()}"
 
     def convert(node: Node) -> Expr:
-        return op.scatter_nd(node.expr(0), shared.coordinates(node, 1), node.expr(2), mode)
+        return op.scatter_nd(
+            node.expr(0), shared.transpose_coordinates(node, 1), node.expr(2), mode
+        )
 
-    return Row(name, convert)
+    return TensorflowRow(name, convert)
 
 
 def _bin_count(node: Node) -> Expr:
@@ -90,15 +92,17 @@ def _lin_space(node: Node) -> Expr:
 def _unique(node: Node) -> list[Expr]:
     """Convert Unique and UniqueWithCounts: values, inverse indices, and for the latter counts."""
     dtype = node.dtype_of("out_idx", "int32")
-    values, *index_outputs = uniques(node.expr(0), node.op == "UniqueWithCounts")
+    values, *index_outputs = unique_in_order(node.expr(0), node.op == "UniqueWithCounts")
     return [values, *(op.cast(e, dtype) for e in index_outputs)]
 
 
 def _space_to_batch(node: Node) -> Expr:
-    return op.nn.space_to_batch_nd(node.expr(0), node.axes(1, "block_shape"), shared.pairs(node, 2))
+    return op.nn.space_to_batch_nd(
+        node.expr(0), node.axes(1, "block_shape"), shared.padding_pairs(node, 2)
+    )
 
 
-def _blocks(function: Callable[..., Expr]) -> Converter:
+def _block_converter(function: Callable[..., Expr]) -> Converter:
     return lambda node: function(
         node.expr(0), node.number("block_size"), node.text("data_format", "NHWC")
     )
@@ -106,23 +110,23 @@ def _blocks(function: Callable[..., Expr]) -> Converter:
 
 # fmt: off
 ROWS = (
-    *(Row(name, row.convert, row.rule) for name, row in shared.rows_of("tensorflow")),
-    Row("Unpack",             lambda node: shared.unpack(node, node.number("num"))),
-    Row("Split",              lambda node: shared.split(node, node.number("num_split"))),
-    Row("Pad",                lambda node: shared.pad(node, 0.0)),
-    Row("PadV2",              lambda node: shared.pad(node, node.expr(2))),
-    Row("MirrorPad",          lambda node: shared.mirror_pad(node, node.text("mode"))),
-    *(_scatter(mode) for mode in ("update", "add", "min", "max")),
-    Row("DenseBincount",      _bin_count),
-    Row("InvertPermutation",  _invert_permutation),
-    Row("Roll",               _roll),
-    Row("MatrixBandPart",     _band_part),
-    Row("LinSpace",           _lin_space),
-    *(Row(n, _unique) for n in ("Unique", "UniqueWithCounts")),
-    Row("SpaceToBatchND",     _space_to_batch),
-    Row("SpaceToDepth",       _blocks(op.nn.space_to_depth)),
-    Row("DepthToSpace",       _blocks(op.nn.depth_to_space)),
-    Row("ResizeBilinear",     shared.resize("linear")),
-    Row("ResizeBicubic",      shared.resize("cubic")),
+    *(TensorflowRow(name, row.convert, row.rule) for name, row in shared.movement_rows("tensorflow")),
+    TensorflowRow("Unpack",             lambda node: shared.unpack(node, node.number("num"))),
+    TensorflowRow("Split",              lambda node: shared.split(node, node.number("num_split"))),
+    TensorflowRow("Pad",                lambda node: shared.pad(node, 0.0)),
+    TensorflowRow("PadV2",              lambda node: shared.pad(node, node.expr(2))),
+    TensorflowRow("MirrorPad",          lambda node: shared.mirror_pad(node, node.text("mode"))),
+    *(_tensor_scatter(mode) for mode in ("update", "add", "min", "max")),
+    TensorflowRow("DenseBincount",      _bin_count),
+    TensorflowRow("InvertPermutation",  _invert_permutation),
+    TensorflowRow("Roll",               _roll),
+    TensorflowRow("MatrixBandPart",     _band_part),
+    TensorflowRow("LinSpace",           _lin_space),
+    *(TensorflowRow(n, _unique) for n in ("Unique", "UniqueWithCounts")),
+    TensorflowRow("SpaceToBatchND",     _space_to_batch),
+    TensorflowRow("SpaceToDepth",       _block_converter(op.nn.space_to_depth)),
+    TensorflowRow("DepthToSpace",       _block_converter(op.nn.depth_to_space)),
+    TensorflowRow("ResizeBilinear",     shared.resize("linear")),
+    TensorflowRow("ResizeBicubic",      shared.resize("cubic")),
 )
 # fmt: on

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from ekiden.frontend.common.converters.reduction import log_softmax, position, rows_of, running
-from ekiden.frontend.tensorflow.node import Node, Row
+from ekiden.frontend.common.converters.reduction import (
+    arg_extremum,
+    cumulative_scan,
+    log_softmax,
+    reduction_rows,
+)
+from ekiden.frontend.tensorflow.node import Node, TensorflowRow
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.topi.dimensions import as_attr
@@ -46,16 +51,16 @@ def _sparse_cross_entropy(node: Node) -> list[Expr]:
 
 # fmt: off
 ROWS = (
-    *(Row(name, row.convert, None if row.both is None else row.rule)
-      for name, row in rows_of("tensorflow")),
-    Row("ArgMax",     position(op.argmax, "int64")),
-    Row("ArgMin",     position(op.argmin, "int64")),
-    Row("Cumsum",     running(op.cumsum)),
-    Row("Cumprod",    running(op.cumprod)),
-    Row("Softmax",    _softmax),
-    Row("LogSoftmax", log_softmax),
-    Row("SoftmaxCrossEntropyWithLogits",       _cross_entropy),
-    Row("SparseSoftmaxCrossEntropyWithLogits", _sparse_cross_entropy),
-    Row("L2Loss",     _l2_loss),
+    *(TensorflowRow(name, row.convert, None if row.both is None else row.rule)
+      for name, row in reduction_rows("tensorflow")),
+    TensorflowRow("ArgMax",     arg_extremum(op.argmax, "int64")),
+    TensorflowRow("ArgMin",     arg_extremum(op.argmin, "int64")),
+    TensorflowRow("Cumsum",     cumulative_scan(op.cumsum)),
+    TensorflowRow("Cumprod",    cumulative_scan(op.cumprod)),
+    TensorflowRow("Softmax",    _softmax),
+    TensorflowRow("LogSoftmax", log_softmax),
+    TensorflowRow("SoftmaxCrossEntropyWithLogits",       _cross_entropy),
+    TensorflowRow("SparseSoftmaxCrossEntropyWithLogits", _sparse_cross_entropy),
+    TensorflowRow("L2Loss",     _l2_loss),
 )
 # fmt: on

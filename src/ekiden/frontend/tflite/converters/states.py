@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.frontend.common.cells import Step, scanned
+from ekiden.frontend.common.cells import Step, scan_steps
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.node import Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.dimensions import known
+from ekiden.topi.dimensions import known_int
 
 
-def keep(node: Node, index: int, value: Value) -> None:
+def assign_state(node: Node, index: int, value: Value) -> None:
     """Assign a new value to a state tensor."""
     tensor = node.ins[index]
     assert tensor is not None, "a state is there"
     node.graph.shared.variables.assign(tensor.name, value)
 
 
-def state(node: Node, index: int) -> Value:
+def read_state(node: Node, index: int) -> Value:
     """Return the current value of a state tensor."""
     tensor = node.ins[index] if index < len(node.ins) else None
     if tensor is None or not tensor.is_variable:
@@ -27,45 +27,45 @@ def state(node: Node, index: int) -> Value:
     return node.value(index)
 
 
-def stepped(
+def run_steps(
     node: Node, data: Sequence[Expr], states: Sequence[int], step: Step, backwards: bool = False
 ) -> Expr:
     """Run all steps over data [steps, ...]; return the outputs [steps, ...] and assign the
     states.
     """
-    every, after = scanned(node, data, [state(node, i) for i in states], step, backwards)
+    every, after = scan_steps(node, data, [read_state(node, i) for i in states], step, backwards)
     for index, value in zip(states, after, strict=True):
-        keep(node, index, value)
+        assign_state(node, index, value)
     return every
 
 
-def timed(node: Node, index: int) -> Expr:
+def time_major(node: Node, index: int) -> Expr:
     """Return an input [time, batch, features]."""
     is_first = bool(node.option("TimeMajor"))
     return node.expr(index) if is_first else op.transpose(node.expr(index), (1, 0, 2))
 
 
-def turned(node: Node, outputs: Expr) -> Expr:
+def to_operator_order(node: Node, outputs: Expr) -> Expr:
     """Transpose time-major outputs to the operator's order."""
     return outputs if node.option("TimeMajor") else op.transpose(outputs, (1, 0, 2))
 
 
-def given(node: Node, index: int) -> Expr | None:
+def optional_expr(node: Node, index: int) -> Expr | None:
     """Return an optional input, or None."""
     return None if node.optional(index) is None else node.expr(index)
 
 
-def remembered(node: Node, activations: Expr, times: Expr) -> Expr:
+def update_svdf_memory(node: Node, activations: Expr, times: Expr) -> Expr:
     """Emit SVDF's sums per unit and update its memory of the last activations, weighted by `times`
     [filters, memory].
 
     The state, input 4, is [batch, filters * memory].
     """
     rank = int(node.option("Rank", 1))
-    filters, memory = (known(d) for d in node.shape(2))
+    filters, memory = (known_int(d) for d in node.shape(2))
     if filters is None or memory is None or filters % rank:
         node.unsupported(f"{node.ins[2]} must have known extents, the first a multiple of {rank}")
-    before = op.reshape(node.scope.expr(state(node, 4)), (-1, filters, memory))
+    before = op.reshape(node.scope.expr(read_state(node, 4)), (-1, filters, memory))
     # The memory is a queue: the oldest activation leaves, the new one enters at its end.
     recent = op.strided_slice(before, (1,), (memory,), axes=(2,))
     after = node.given(op.concatenate([recent, op.expand_dims(activations, 2)], axis=2))
@@ -73,5 +73,5 @@ def remembered(node: Node, activations: Expr, times: Expr) -> Expr:
     sums = op.sum(op.multiply(wide, times), axis=[2])
     sums = op.sum(op.reshape(sums, (-1, filters // rank, rank)), axis=[2])
     flat = op.reshape(node.scope.expr(after), (-1, filters * memory))
-    keep(node, 4, node.given(op.reshape(flat, node.shape(4), allowzero=True)))
+    assign_state(node, 4, node.given(op.reshape(flat, node.shape(4), allowzero=True)))
     return sums

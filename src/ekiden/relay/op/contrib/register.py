@@ -15,7 +15,7 @@ Table = Sequence[tuple[object, ...]]
 """What MergeComposite takes: (name, pattern) or (name, pattern, check)."""
 Maker = Callable[[], Table]
 
-_TABLES: dict[str, Maker] = {}
+_TABLE_BUILDERS: dict[str, Maker] = {}
 
 
 def register_pattern_table(compiler: str, table: Maker | None = None) -> Callable[[Maker], Maker]:
@@ -24,7 +24,7 @@ def register_pattern_table(compiler: str, table: Maker | None = None) -> Callabl
     """
 
     def register(maker: Maker) -> Maker:
-        _TABLES[compiler] = maker
+        _TABLE_BUILDERS[compiler] = maker
         return maker
 
     if table is not None:
@@ -34,7 +34,7 @@ def register_pattern_table(compiler: str, table: Maker | None = None) -> Callabl
 
 def get_pattern_table(compiler: str) -> Table | None:
     """Return a compiler's pattern table, or None."""
-    maker = _TABLES.get(compiler)
+    maker = _TABLE_BUILDERS.get(compiler)
     return None if maker is None else maker()
 
 

@@ -16,17 +16,17 @@ from ekiden.topi.nn.weights import conv_transpose_weight_shape, conv_weight_shap
 Dims = Sequence[PrimExpr]
 
 
-def product(dims: Dims) -> PrimExpr:
+def multiply_dims(dims: Dims) -> PrimExpr:
     """Return the unsimplified product of dimensions."""
     return math.prod(dims, start=as_dim(1))
 
 
-def of_product(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
+def count_matmul_macs(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
     """Return the MACs of a matrix product: the reduced extent per result element."""
-    return product(result) * shapes[0][-2 if getattr(attrs, "transpose_a", False) else -1]
+    return multiply_dims(result) * shapes[0][-2 if getattr(attrs, "transpose_a", False) else -1]
 
 
-def of_convolution(weight: int = 1) -> Callable[[Any, Shapes, Dims], PrimExpr]:
+def make_conv_macs(weight: int = 1) -> Callable[[Any, Shapes, Dims], PrimExpr]:
     """Return a function that counts the MACs of a convolution.
 
     Each element of the result takes a window of the channels of one group.
@@ -41,12 +41,12 @@ def of_convolution(weight: int = 1) -> Callable[[Any, Shapes, Dims], PrimExpr]:
         _, *window = conv_weight_shape(
             shapes[weight], attrs.kernel_layout, attrs.channels, attrs.groups
         )
-        return product(result) * product(window)
+        return multiply_dims(result) * multiply_dims(window)
 
     return macs
 
 
-def of_transposed(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
+def count_conv_transpose_macs(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa: ANN401
     """Return the MACs of a transposed convolution.
 
     Each element of the data goes to a window of the channels of its group.
@@ -56,4 +56,4 @@ def of_transposed(attrs: Any, shapes: Shapes, result: Dims) -> PrimExpr:  # noqa
         weight, attrs.kernel_layout, attrs.channels, attrs.groups
     )
     # A transposed convolution scatters: each element of the data meets the whole window.
-    return product(data) * product(window)
+    return multiply_dims(data) * multiply_dims(window)

@@ -16,20 +16,28 @@ import numpy as np
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, Linear, OpDef, OpPattern, Precision, Transposes, register_op
+from ekiden.ir.op import (
+    Array,
+    LinearForm,
+    OpDef,
+    OpPattern,
+    PrecisionPolicy,
+    TransposeRule,
+    register_op,
+)
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, TupleGetItem
 from ekiden.relay.op._declare import (
-    along_vector,
-    attempt,
-    attrs_of,
-    call,
+    call_op,
+    call_shape_rule,
+    check_attrs,
+    check_rank,
+    check_same_dtype,
+    check_tensors,
     identity_relation,
-    one_dtype,
-    rank_is,
-    tensors,
+    unify_vector_axis,
 )
-from ekiden.relay.op.nn._solve import vectors_along
+from ekiden.relay.op.nn._solve import infer_channel_vectors
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import normalize_axis
 
@@ -38,7 +46,7 @@ register_op(
         name="nn.relu",
         homogeneous=True,
         lowest=lambda attrs: 0.0,
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         relation=identity_relation("nn.relu"),
         reference=lambda attrs, data: np.maximum(data, np.zeros((), data.dtype)),
@@ -51,7 +59,7 @@ register_op(
 
 def relu(data: Expr) -> Call:
     """Return max(data, 0) elementwise."""
-    return call("nn.relu", data)
+    return call_op("nn.relu", data)
 
 
 @node("relay.attrs.LeakyReluAttrs")
@@ -69,7 +77,7 @@ register_op(
     OpDef(
         name="nn.leaky_relu",
         homogeneous=True,
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=LeakyReluAttrs,
         relation=identity_relation("nn.leaky_relu"),
@@ -83,7 +91,7 @@ register_op(
 
 def leaky_relu(data: Expr, alpha: float = 0.25) -> Call:
     """Return leaky ReLU: negative elements multiplied by `alpha`."""
-    return call("nn.leaky_relu", data, attrs=LeakyReluAttrs(alpha))
+    return call_op("nn.leaky_relu", data, attrs=LeakyReluAttrs(alpha))
 
 
 @node("relay.attrs.PReluAttrs")
@@ -100,14 +108,14 @@ class BiasAddAttrs(Attrs):
     axis: int = 1
 
 
-def along(values: Array, axis: int, rank: int) -> Array:
+def reshape_along_axis(values: Array, axis: int, rank: int) -> Array:
     """Reshape a vector to broadcast along one axis of a tensor of the given rank."""
     shape = [1] * rank
     shape[axis] = -1
     return values.reshape(shape)
 
 
-def _per_channel(
+def _per_channel_relation(
     name: str, kind: type[PReluAttrs] | type[BiasAddAttrs]
 ) -> Callable[[Sequence[Type], Attrs | None], Type]:
     def relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
@@ -116,12 +124,12 @@ def _per_channel(
         Raises:
             TypeInferenceError: The second argument is no vector as long as the axis.
         """
-        data, vector = tensors(name, types, 2)
-        one_dtype(name, (data, vector))
-        rank_is(name, vector, 1, "alpha" if kind is PReluAttrs else "bias")
-        settings: PReluAttrs | BiasAddAttrs = attrs_of(kind, attrs)
-        axis = attempt(name, normalize_axis, settings.axis, len(data.shape), name)
-        return along_vector(name, data, axis, vector, "the vector")
+        data, vector = check_tensors(name, types, 2)
+        check_same_dtype(name, (data, vector))
+        check_rank(name, vector, 1, "alpha" if kind is PReluAttrs else "bias")
+        settings: PReluAttrs | BiasAddAttrs = check_attrs(kind, attrs)
+        axis = call_shape_rule(name, normalize_axis, settings.axis, len(data.shape), name)
+        return unify_vector_axis(name, data, axis, vector, "the vector")
 
     return relation
 
@@ -129,14 +137,14 @@ def _per_channel(
 register_op(
     OpDef(
         name="nn.prelu",
-        turns=Transposes.AXIS,
-        precision=Precision.FOLLOW,
+        turns=TransposeRule.AXIS,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data", "alpha"),
         attrs=PReluAttrs,
-        relation=_per_channel("nn.prelu", PReluAttrs),
-        solve=vectors_along(),
+        relation=_per_channel_relation("nn.prelu", PReluAttrs),
+        solve=infer_channel_vectors(),
         reference=lambda attrs, data, alpha: np.where(
-            data > 0, data, data * along(alpha, attrs.axis, data.ndim)
+            data > 0, data, data * reshape_along_axis(alpha, attrs.axis, data.ndim)
         ),
         lower=lambda attrs, inputs, out: [
             topi.nn.prelu(inputs[0], inputs[1], attrs.axis % inputs[0].ndim)
@@ -149,20 +157,20 @@ register_op(
 
 def prelu(data: Expr, alpha: Expr, axis: int = 1) -> Call:
     """Return parametric ReLU: negative elements multiplied by their channel's `alpha`."""
-    return call("nn.prelu", data, alpha, attrs=PReluAttrs(axis))
+    return call_op("nn.prelu", data, alpha, attrs=PReluAttrs(axis))
 
 
 register_op(
     OpDef(
         name="nn.bias_add",
-        turns=Transposes.AXIS,
-        linear=Linear.SHIFTS,
-        precision=Precision.FOLLOW,
+        turns=TransposeRule.AXIS,
+        linear=LinearForm.SHIFTS,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data", "bias"),
         attrs=BiasAddAttrs,
-        relation=_per_channel("nn.bias_add", BiasAddAttrs),
-        solve=vectors_along(),
-        reference=lambda attrs, data, bias: data + along(bias, attrs.axis, data.ndim),
+        relation=_per_channel_relation("nn.bias_add", BiasAddAttrs),
+        solve=infer_channel_vectors(),
+        reference=lambda attrs, data, bias: data + reshape_along_axis(bias, attrs.axis, data.ndim),
         lower=lambda attrs, inputs, out: [
             topi.nn.bias_add(inputs[0], inputs[1], attrs.axis % inputs[0].ndim)
         ],
@@ -174,7 +182,7 @@ register_op(
 
 def bias_add(data: Expr, bias: Expr, axis: int = 1) -> Call:
     """Add a bias vector along one axis."""
-    return call("nn.bias_add", data, bias, attrs=BiasAddAttrs(axis))
+    return call_op("nn.bias_add", data, bias, attrs=BiasAddAttrs(axis))
 
 
 @node("relay.attrs.SoftmaxAttrs")
@@ -191,29 +199,31 @@ def _softmax_relation(name: str) -> Callable[[Sequence[Type], Attrs | None], Typ
         Raises:
             TypeInferenceError: The data does not have the axis.
         """
-        (data,) = tensors(name, types, 1)
-        attempt(name, normalize_axis, attrs_of(SoftmaxAttrs, attrs).axis, len(data.shape), name)
+        (data,) = check_tensors(name, types, 1)
+        call_shape_rule(
+            name, normalize_axis, check_attrs(SoftmaxAttrs, attrs).axis, len(data.shape), name
+        )
         return data
 
     return relation
 
 
 def _softmax_reference(attrs: SoftmaxAttrs, data: Array) -> Array:
-    exponent = _shifted(attrs, data)
+    exponent = _subtract_max(attrs, data)
     return np.asarray(np.exp(exponent) / np.exp(exponent).sum(attrs.axis, keepdims=True)).astype(
         data.dtype
     )
 
 
 def _log_softmax_reference(attrs: SoftmaxAttrs, data: Array) -> Array:
-    exponent = _shifted(attrs, data)
+    exponent = _subtract_max(attrs, data)
     # Not the logarithm of softmax: small shares would underflow to 0 first.
     return np.asarray(exponent - np.log(np.exp(exponent).sum(attrs.axis, keepdims=True))).astype(
         data.dtype
     )
 
 
-def _shifted(attrs: SoftmaxAttrs, data: Array) -> Array:
+def _subtract_max(attrs: SoftmaxAttrs, data: Array) -> Array:
     # The maximum is taken off so that exp does not overflow.
     wide = data.astype(np.float64)
     if not data.size:
@@ -227,14 +237,14 @@ def _declare_softmax(
     name: str,
     reference: Callable[[SoftmaxAttrs, Array], Array],
     compute: Callable[[Tensor, int], Tensor],
-    precision: Precision = Precision.UNKNOWN,
+    precision: PrecisionPolicy = PrecisionPolicy.UNKNOWN,
     fast: str = "",
 ) -> None:
     register_op(
         OpDef(
             name=name,
             fast=fast,
-            turns=Transposes.AXIS,
+            turns=TransposeRule.AXIS,
             arguments=("data",),
             attrs=SoftmaxAttrs,
             relation=_softmax_relation(name),
@@ -248,25 +258,27 @@ def _declare_softmax(
 
 
 _declare_softmax(
-    "nn.softmax", _softmax_reference, topi.nn.softmax, Precision.NEVER, "nn.fast_softmax"
+    "nn.softmax", _softmax_reference, topi.nn.softmax, PrecisionPolicy.NEVER, "nn.fast_softmax"
 )
 _declare_softmax("nn.fast_softmax", _softmax_reference, topi.nn.softmax)
-_declare_softmax("nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax, Precision.NEVER)
+_declare_softmax(
+    "nn.log_softmax", _log_softmax_reference, topi.nn.log_softmax, PrecisionPolicy.NEVER
+)
 
 
 def softmax(data: Expr, axis: int = -1) -> Call:
     """Return softmax along an axis, stabilised by the maximum."""
-    return call("nn.softmax", data, attrs=SoftmaxAttrs(axis))
+    return call_op("nn.softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 def fast_softmax(data: Expr, axis: int = -1) -> Call:
     """Return softmax by the fast approximation of exp."""
-    return call("nn.fast_softmax", data, attrs=SoftmaxAttrs(axis))
+    return call_op("nn.fast_softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 def log_softmax(data: Expr, axis: int = -1) -> Call:
     """Return log-softmax along an axis."""
-    return call("nn.log_softmax", data, attrs=SoftmaxAttrs(axis))
+    return call_op("nn.log_softmax", data, attrs=SoftmaxAttrs(axis))
 
 
 @node("relay.attrs.DropoutAttrs")
@@ -277,7 +289,7 @@ class DropoutAttrs(Attrs):
 
 
 def _dropout_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    (data,) = tensors("nn.dropout", types, 1)
+    (data,) = check_tensors("nn.dropout", types, 1)
     # TVM's dropout returns its mask too.
     return TupleType((data, TensorType(data.shape, data.dtype)))
 
@@ -285,7 +297,7 @@ def _dropout_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
 register_op(
     OpDef(
         name="nn.dropout",
-        precision=Precision.FOLLOW,
+        precision=PrecisionPolicy.FOLLOW,
         arguments=("data",),
         attrs=DropoutAttrs,
         relation=_dropout_relation,
@@ -303,7 +315,7 @@ register_op(
 
 def dropout_raw(data: Expr, rate: float = 0.5) -> Call:
     """Return the data and a mask of ones, the inference form of dropout."""
-    return call("nn.dropout", data, attrs=DropoutAttrs(rate))
+    return call_op("nn.dropout", data, attrs=DropoutAttrs(rate))
 
 
 def dropout(data: Expr, rate: float = 0.5) -> Expr:

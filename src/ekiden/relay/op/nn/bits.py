@@ -11,8 +11,8 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpPattern
 from ekiden.relay.expr import Call, Expr, const
-from ekiden.relay.op._declare import call
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op
+from ekiden.relay.op._inventory import declare_topi_op
 from ekiden.relay.op.broadcast import bitwise_and, multiply, subtract
 from ekiden.relay.op.elementwise import cast
 from ekiden.relay.op.nn.conv import conv2d
@@ -30,7 +30,7 @@ class BitPackAttrs(Attrs):
     name: str = "BitPack"
 
 
-def _packed(attrs: BitPackAttrs, data: Array) -> Array:
+def _pack_bits_reference(attrs: BitPackAttrs, data: Array) -> Array:
     """Return the bits of each word, weighted by position and summed."""
     width = int(attrs.pack_type[4:])
     planes = []
@@ -43,7 +43,7 @@ def _packed(attrs: BitPackAttrs, data: Array) -> Array:
     return np.stack(planes, attrs.bit_axis)
 
 
-declare(
+declare_topi_op(
     "nn.bitpack",
     ("data",),
     lambda attrs, data: topi.nn.bitpack(
@@ -52,7 +52,7 @@ declare(
     "a word for as many elements along pack_axis as it has bits; bit_axis counts the bits kept",
     BitPackAttrs,
     OpPattern.COMM_REDUCE,
-    _packed,
+    _pack_bits_reference,
     takes={"data": "integer"},
 )
 
@@ -67,7 +67,7 @@ def bitpack(
 ) -> Call:
     """Pack the low bits of integers into bit planes of machine words."""
     attrs = BitPackAttrs(bits, pack_axis, bit_axis, pack_type, name)
-    return call("nn.bitpack", data, attrs=attrs)
+    return call_op("nn.bitpack", data, attrs=attrs)
 
 
 def bitserial_conv2d(
@@ -104,8 +104,8 @@ def bitserial_conv2d(
         out_dtype: The dtype of the result.
         unipolar: A bit of the weight stands for 1 or -1, else for 1 or 0.
     """
-    lowest_bits = _lowest(data, activation_bits, out_dtype)
-    numbers = _numbers(weight, weight_bits, out_dtype, unipolar)
+    lowest_bits = _low_bits(data, activation_bits, out_dtype)
+    numbers = _decode_weight_bits(weight, weight_bits, out_dtype, unipolar)
     return conv2d(
         lowest_bits, numbers, strides, padding, 1, 1, channels, kernel_size, data_layout,
         kernel_layout,
@@ -127,17 +127,19 @@ def bitserial_dense(
 
     The options are those of `bitserial_conv2d`.
     """
-    lowest_bits = _lowest(data, data_bits, out_dtype)
-    return dense(lowest_bits, _numbers(weight, weight_bits, out_dtype, unipolar), units, out_dtype)
+    lowest_bits = _low_bits(data, data_bits, out_dtype)
+    return dense(
+        lowest_bits, _decode_weight_bits(weight, weight_bits, out_dtype, unipolar), units, out_dtype
+    )
 
 
-def _lowest(data: Expr, bits: int, dtype: str) -> Expr:
+def _low_bits(data: Expr, bits: int, dtype: str) -> Expr:
     return bitwise_and(cast(data, dtype), const((1 << bits) - 1, dtype))
 
 
-def _numbers(weight: Expr, bits: int, dtype: str, unipolar: bool) -> Expr:
+def _decode_weight_bits(weight: Expr, bits: int, dtype: str, unipolar: bool) -> Expr:
     """Decode the integers that a weight's bits represent."""
-    plain = _lowest(weight, bits, dtype)
+    plain = _low_bits(weight, bits, dtype)
     if not unipolar:
         return plain
     # 2 * q - (2**bits - 1): with one bit, 1 and -1.

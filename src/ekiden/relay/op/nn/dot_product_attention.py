@@ -14,12 +14,20 @@ from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.type import TensorType, Type
 from ekiden.kernels.attention.scaled_dot_product import CAUSAL_MODES, AttentionConfig
 from ekiden.relay.expr import Call, Expr, Tuple
-from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensor_fields
-from ekiden.relay.op.nn._work import product
+from ekiden.relay.op._declare import (
+    call_op,
+    check_attrs,
+    check_rank,
+    check_same_dtype,
+    check_tuple_of_tensors,
+    raise_type_error,
+    unify_dims,
+)
+from ekiden.relay.op.nn._work import multiply_dims
 from ekiden.topi.nn.dot_product_attention import attention as attend
 from ekiden.topi.nn.dot_product_attention import attention_shape
 
-_NAME = "nn.attention"
+_ATTENTION_OP = "nn.attention"
 
 
 @node("relay.attrs.AttentionAttrs")
@@ -47,62 +55,74 @@ class AttentionAttrs(Attrs):
         return AttentionConfig(layouts, self.scale, self.causal, self.softcap, self.nan_as_zero)
 
 
-def _check(heads: AttentionConfig, operands: Sequence[TensorType]) -> None:
+def _check_operands(heads: AttentionConfig, operands: Sequence[TensorType]) -> None:
     if len(operands) not in (3, 4):
-        fail(_NAME, f"expected query, key, value and perhaps a bias, got {len(operands)} tensors")
-    if one_dtype(_NAME, operands) != "float32":
-        fail(_NAME, f"tensors must be float32, got {operands[0].dtype}")
+        raise_type_error(
+            _ATTENTION_OP,
+            f"expected query, key, value and perhaps a bias, got {len(operands)} tensors",
+        )
+    if check_same_dtype(_ATTENTION_OP, operands) != "float32":
+        raise_type_error(_ATTENTION_OP, f"tensors must be float32, got {operands[0].dtype}")
     # Not strict: the bias may be missing.
     for what, kind in zip(("query", "key", "value", "bias"), operands, strict=False):
-        rank_is(_NAME, kind, 4, what)
+        check_rank(_ATTENTION_OP, kind, 4, what)
     for layout in heads.layouts:
         if sorted(layout) != sorted("bhsd"):
-            fail(_NAME, f"a layout is an order of the letters b, h, s, d; got {layout!r}")
+            raise_type_error(
+                _ATTENTION_OP, f"a layout is an order of the letters b, h, s, d; got {layout!r}"
+            )
     if heads.causal not in CAUSAL_MODES:
-        fail(
-            _NAME,
+        raise_type_error(
+            _ATTENTION_OP,
             f"causal must be one of {', '.join(map(repr, CAUSAL_MODES))}; got {heads.causal!r}",
         )
 
 
-def _relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
-    heads, operands = attrs_of(AttentionAttrs, attrs).heads, tensor_fields(_NAME, types)
-    _check(heads, operands)
+def _attention_relation(types: Sequence[Type], attrs: Attrs | None) -> Type:
+    heads, operands = (
+        check_attrs(AttentionAttrs, attrs).heads,
+        check_tuple_of_tensors(_ATTENTION_OP, types),
+    )
+    _check_operands(heads, operands)
     query, key, value = (
         dict(zip(layout, kind.shape, strict=True))
         for layout, kind in zip(heads.layouts[:3], operands[:3], strict=True)
     )
-    agree(_NAME, query["b"], key["b"], "the batches of 'query' and 'key'")
-    agree(_NAME, query["d"], key["d"], "the depths of 'query' and 'key'")
+    unify_dims(_ATTENTION_OP, query["b"], key["b"], "the batches of 'query' and 'key'")
+    unify_dims(_ATTENTION_OP, query["d"], key["d"], "the depths of 'query' and 'key'")
     for axis, what in (("b", "batches"), ("h", "heads"), ("s", "lengths")):
-        agree(_NAME, key[axis], value[axis], f"the {what} of 'key' and 'value'")
+        unify_dims(_ATTENTION_OP, key[axis], value[axis], f"the {what} of 'key' and 'value'")
     # Grouped-query attention: several query heads share one head of keys and values.
     query_heads, few = query["h"], key["h"]
     if isinstance(query_heads, IntImm) and isinstance(few, IntImm):
         if few.value == 0 or query_heads.value % few.value:
-            fail(
-                _NAME,
+            raise_type_error(
+                _ATTENTION_OP,
                 f"{query_heads.value} heads of 'query' are no multiple of {few.value} of 'key'",
             )
     else:
-        agree(_NAME, query_heads, few, "the heads of 'query' and 'key'")
+        unify_dims(_ATTENTION_OP, query_heads, few, "the heads of 'query' and 'key'")
     if not isinstance(value["d"], IntImm):
-        fail(_NAME, "the depth of 'value' must be a number")
+        raise_type_error(_ATTENTION_OP, "the depth of 'value' must be a number")
     if heads.scale is None and not isinstance(query["d"], IntImm):
-        fail(_NAME, "the depth of 'query' must be a number where no scale is given")
+        raise_type_error(
+            _ATTENTION_OP, "the depth of 'query' must be a number where no scale is given"
+        )
     if heads.scale is None and is_const(query["d"], 0):
-        fail(_NAME, "a scale must be given where the depth of 'query' is 0")
+        raise_type_error(_ATTENTION_OP, "a scale must be given where the depth of 'query' is 0")
     if len(operands) == 4:
         dims = (query["b"], query["h"], query["s"], key["s"])
         for actual, expected in zip(operands[3].shape, dims, strict=True):
             # A bias of extent 1 broadcasts.
             if not is_const(actual, 1):
-                agree(_NAME, actual, expected, "the shape of 'bias' and that of the scores")
+                unify_dims(
+                    _ATTENTION_OP, actual, expected, "the shape of 'bias' and that of the scores"
+                )
     shape = attention_shape(heads, operands[0].shape, operands[2].shape)
     return TensorType(shape, operands[0].dtype)
 
 
-def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
+def _attention_reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
     heads = attrs.heads
     query, key, value = (
         array.transpose([layout.index(axis) for axis in "bhsd"])
@@ -137,12 +157,12 @@ def _reference(attrs: AttentionAttrs, *arrays: Array) -> Array:
     return np.ascontiguousarray(mixed.transpose(["bhsd".index(a) for a in heads.layouts[3]]))
 
 
-def _macs(attrs: AttentionAttrs, shapes: Shapes, result: Sequence[PrimExpr]) -> PrimExpr:
+def _attention_macs(attrs: AttentionAttrs, shapes: Shapes, result: Sequence[PrimExpr]) -> PrimExpr:
     """Return the MACs of the scores and of the weighted values, masked ones included."""
     layouts = attrs.heads.layouts[:3]
     pairs = zip(layouts, shapes, strict=False)
     query, key, value = (dict(zip(layout, shape, strict=True)) for layout, shape in pairs)
-    scores = product([query["b"], query["h"], query["s"], key["s"]])
+    scores = multiply_dims([query["b"], query["h"], query["s"], key["s"]])
     # Both products have the scores' shape as rows: one over the depth of queries, one over that of
     # values.
     return scores * (query["d"] + value["d"])
@@ -150,13 +170,13 @@ def _macs(attrs: AttentionAttrs, shapes: Shapes, result: Sequence[PrimExpr]) -> 
 
 register_op(
     OpDef(
-        name=_NAME,
+        name=_ATTENTION_OP,
         arguments=("data",),
         attrs=AttentionAttrs,
-        relation=_relation,
-        reference=_reference,
+        relation=_attention_relation,
+        reference=_attention_reference,
         lower=lambda attrs, inputs, out: [attend(attrs.heads, inputs)],
-        macs=_macs,
+        macs=_attention_macs,
         variadic=True,
         result="as the query, with the depth of a value, in out_layout",
         description="softmax(query * key^T * scale + bias) * value for each head.",
@@ -192,7 +212,7 @@ def attention(
     """
     operands = (query, key, value, *(() if bias is None else (bias,)))
     attrs = AttentionAttrs(scale, causal, softcap, *layouts, nan_as_zero)
-    return call(_NAME, Tuple(operands), attrs=attrs)
+    return call_op(_ATTENTION_OP, Tuple(operands), attrs=attrs)
 
 
 __all__ = ["attention"]

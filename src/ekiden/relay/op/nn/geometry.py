@@ -10,21 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ekiden.ir.node import node, shown
+from ekiden.ir.node import always_printed_field, node
 from ekiden.ir.prim import PrimExpr
-from ekiden.ir.text import prim_text
+from ekiden.ir.text import format_prim_expr
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.topi.dimensions import as_dim, unify_dim
 
 Ints = int | Sequence[int]
 
 
-def spread(value: Ints, rank: int) -> tuple[int, ...]:
+def expand_per_axis(value: Ints, rank: int) -> tuple[int, ...]:
     """Expand a number, or one per axis, to a tuple with one per spatial axis."""
     return (value,) * rank if isinstance(value, int) else tuple(value)
 
 
-def sides(padding: Ints, rank: int) -> tuple[int, ...]:
+def expand_padding(padding: Ints, rank: int) -> tuple[int, ...]:
     """Expand padding to one number before each axis, then one after each.
 
     Raises:
@@ -38,9 +38,9 @@ def sides(padding: Ints, rank: int) -> tuple[int, ...]:
     return widths * (2 * rank // len(widths))
 
 
-def window_size(kernel_size: Ints | None, rank: int) -> tuple[int, ...] | None:
+def expand_kernel_size(kernel_size: Ints | None, rank: int) -> tuple[int, ...] | None:
     """Return the kernel size per spatial axis, or None if only the weight determines it."""
-    return None if kernel_size is None else spread(kernel_size, rank)
+    return None if kernel_size is None else expand_per_axis(kernel_size, rank)
 
 
 @node("relay.attrs.ConvAttrs")
@@ -177,7 +177,7 @@ class AvgPoolAttrs(MaxPoolAttrs):
 class MaxPool1DAttrs(MaxPoolAttrs):
     """Attributes of max_pool1d."""
 
-    pool_size: tuple[int, ...] = shown((1,))
+    pool_size: tuple[int, ...] = always_printed_field((1,))
     strides: tuple[int, ...] = (1,)
     dilation: tuple[int, ...] = (1,)
     padding: tuple[int, ...] = (0, 0)
@@ -188,7 +188,7 @@ class MaxPool1DAttrs(MaxPoolAttrs):
 class AvgPool1DAttrs(AvgPoolAttrs):
     """Attributes of avg_pool1d."""
 
-    pool_size: tuple[int, ...] = shown((1,))
+    pool_size: tuple[int, ...] = always_printed_field((1,))
     strides: tuple[int, ...] = (1,)
     dilation: tuple[int, ...] = (1,)
     padding: tuple[int, ...] = (0, 0)
@@ -199,7 +199,7 @@ class AvgPool1DAttrs(AvgPoolAttrs):
 class MaxPool2DAttrs(MaxPoolAttrs):
     """Attributes of max_pool2d."""
 
-    pool_size: tuple[int, ...] = shown((1, 1))
+    pool_size: tuple[int, ...] = always_printed_field((1, 1))
     strides: tuple[int, ...] = (1, 1)
     dilation: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -210,7 +210,7 @@ class MaxPool2DAttrs(MaxPoolAttrs):
 class AvgPool2DAttrs(AvgPoolAttrs):
     """Attributes of avg_pool2d."""
 
-    pool_size: tuple[int, ...] = shown((1, 1))
+    pool_size: tuple[int, ...] = always_printed_field((1, 1))
     strides: tuple[int, ...] = (1, 1)
     dilation: tuple[int, ...] = (1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0)
@@ -221,7 +221,7 @@ class AvgPool2DAttrs(AvgPoolAttrs):
 class MaxPool3DAttrs(MaxPoolAttrs):
     """Attributes of max_pool3d."""
 
-    pool_size: tuple[int, ...] = shown((1, 1, 1))
+    pool_size: tuple[int, ...] = always_printed_field((1, 1, 1))
     strides: tuple[int, ...] = (1, 1, 1)
     dilation: tuple[int, ...] = (1, 1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
@@ -232,7 +232,7 @@ class MaxPool3DAttrs(MaxPoolAttrs):
 class AvgPool3DAttrs(AvgPoolAttrs):
     """Attributes of avg_pool3d."""
 
-    pool_size: tuple[int, ...] = shown((1, 1, 1))
+    pool_size: tuple[int, ...] = always_printed_field((1, 1, 1))
     strides: tuple[int, ...] = (1, 1, 1)
     dilation: tuple[int, ...] = (1, 1, 1)
     padding: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
@@ -256,7 +256,7 @@ def check_weight(attrs: ConvAttrs, out: PrimExpr, window: Sequence[PrimExpr]) ->
         if unify_dim(extent, as_dim(size)) is None:
             raise ValueError(
                 f"attribute '{attribute}' and {what}'weight' must agree, got {size} and"
-                f" {prim_text(extent)}"
+                f" {format_prim_expr(extent)}"
             )
 
 

@@ -17,13 +17,13 @@ from ekiden import topi
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.node import node
 from ekiden.ir.op import Array
-from ekiden.kernels.attention.kv_layout import QUERY_LEVELS, Plane
-from ekiden.kernels.attention.pages import Pages
+from ekiden.kernels.attention.kv_layout import MAX_QUERY_LEVEL, CachePlane
+from ekiden.kernels.attention.pages import PagedAttentionConfig
 from ekiden.relay.expr import Call, Expr
-from ekiden.relay.op._declare import call, check_range
-from ekiden.relay.op._inventory import declare
+from ekiden.relay.op._declare import call_op, check_range
+from ekiden.relay.op._inventory import declare_topi_op
 
-PLACES = ("layer", "tables", "sequences", "positions")
+PAGE_INDEX_ARGUMENTS = ("layer", "tables", "sequences", "positions")
 
 
 @node("relay.attrs.WritePagesAttrs")
@@ -45,12 +45,14 @@ class PagedAttentionAttrs(Attrs):
     window: int = 0
 
     @property
-    def pages(self) -> Pages:
+    def pages(self) -> PagedAttentionConfig:
         """Return the attributes as the kernel's configuration."""
-        return Pages(self.page, self.scale, self.softcap, self.window)
+        return PagedAttentionConfig(self.page, self.scale, self.softcap, self.window)
 
 
-def _check(name: str, page: int, cache: Array, plane: Plane, token_slots: Sequence[Array]) -> None:
+def _check_slots(
+    name: str, page: int, cache: Array, plane: CachePlane, token_slots: Sequence[Array]
+) -> None:
     """Raise IndexRangeError for a slot out of range, as the kernels do (topi.nn.pages)."""
     layer, tables, sequences, positions = token_slots
     check_range(f"{name}: layer", layer, (0, cache.shape[1]))
@@ -60,16 +62,18 @@ def _check(name: str, page: int, cache: Array, plane: Plane, token_slots: Sequen
     check_range(f"{name}: position", positions, (-1, tables.shape[1] * page))
 
 
-def _write(attrs: WritePagesAttrs, cache: Array, projected: Array, *token_slots: Array) -> Array:
+def _write_pages_reference(
+    attrs: WritePagesAttrs, cache: Array, projected: Array, *token_slots: Array
+) -> Array:
     if not cache.size:  # no kernel runs for a result without elements
         return cache
     page, groups = attrs.page, cache.shape[3]
-    plane = Plane(page, projected.shape[-1], str(cache.dtype))
-    _check("write_pages", page, cache, plane, token_slots)
+    plane = CachePlane(page, projected.shape[-1], str(cache.dtype))
+    _check_slots("write_pages", page, cache, plane, token_slots)
     layer, tables, sequences, positions = token_slots
     # The operator is pure: whatever else reads the old cache keeps its values.
     new_cache = cache.copy()
-    blocks = plane.planes(new_cache, layer[0])
+    blocks = plane.layer_view(new_cache, layer[0])
     keys, values = projected[:, -2 * groups : -groups], projected[:, -groups:]
     for k, v, s, p in zip(keys, values, sequences, positions, strict=True):
         # Padding of a batch: no token.
@@ -82,7 +86,7 @@ def _write(attrs: WritePagesAttrs, cache: Array, projected: Array, *token_slots:
     return new_cache
 
 
-def _attend(
+def _paged_attention_reference(
     attrs: PagedAttentionAttrs, projected: Array, cache: Array, *token_slots: Array
 ) -> Array:
     layer, tables, sequences, positions = token_slots
@@ -91,9 +95,9 @@ def _attend(
         return query
     _, heads, depth = query.shape
     attended, page = np.zeros_like(query), attrs.page
-    plane, groups = Plane(page, depth, str(cache.dtype)), cache.shape[3]
-    _check("paged_attention", page, cache, plane, token_slots)
-    blocks = np.moveaxis(plane.planes(cache, layer[0]), 3, 1)
+    plane, groups = CachePlane(page, depth, str(cache.dtype)), cache.shape[3]
+    _check_slots("paged_attention", page, cache, plane, token_slots)
+    blocks = np.moveaxis(plane.layer_view(cache, layer[0]), 3, 1)
     pages = blocks.reshape(-1, *blocks.shape[2:])
     keys, values = (plane.read(pages[:, which], which).transpose(0, 2, 1, 3) for which in (0, 1))
     # Kernels round queries too where the cache holds bytes.
@@ -121,15 +125,15 @@ def _attend(
 
 def rounded(query: Array) -> Array:
     """Quantise queries per head to int8, with the largest magnitude at 127."""
-    step = np.abs(query).max(-1, keepdims=True) * np.float32(1 / QUERY_LEVELS)
+    step = np.abs(query).max(-1, keepdims=True) * np.float32(1 / MAX_QUERY_LEVEL)
     # A head of zeros has no step: its reciprocal is replaced by 0.
     finer = np.divide(1, step, out=np.zeros_like(step), where=step > 0)
     return np.asarray(np.rint(query * finer) * step)
 
 
-declare(
+declare_topi_op(
     "nn.contrib_write_pages",
-    ("cache", "projected", *PLACES),
+    ("cache", "projected", *PAGE_INDEX_ARGUMENTS),
     lambda attrs, cache, projected, *token_slots: topi.nn.write_pages(
         cache, projected, token_slots, attrs.page
     ),
@@ -137,19 +141,19 @@ declare(
     " values of `projected` [n, heads + 2 * groups, depth] at the places of n tokens; position -1"
     " is none",
     WritePagesAttrs,
-    reference=_write,
+    reference=_write_pages_reference,
     refuses=True,
 )
-declare(
+declare_topi_op(
     "nn.contrib_paged_attention",
-    ("projected", "cache", *PLACES),
+    ("projected", "cache", *PAGE_INDEX_ARGUMENTS),
     lambda attrs, projected, cache, *token_slots: topi.nn.paged_attention(
         projected, cache, token_slots, attrs.pages
     ),
     "[n, heads, depth] for `projected` [n, heads + 2 * groups, depth]: a token sees the keys"
     " of its sequence up to its own position",
     PagedAttentionAttrs,
-    reference=_attend,
+    reference=_paged_attention_reference,
     refuses=True,
 )
 
@@ -163,7 +167,7 @@ def contrib_write_pages(
     It is changed in place if nothing else refers to it.
     """
     token_slots = (layer, tables, sequences, positions)
-    return call(
+    return call_op(
         "nn.contrib_write_pages", cache, projected, *token_slots, attrs=WritePagesAttrs(page)
     )
 
@@ -177,7 +181,7 @@ def contrib_paged_attention(
     """
     token_slots = (layer, tables, sequences, positions)
     attrs = PagedAttentionAttrs(page, scale, softcap, window)
-    return call("nn.contrib_paged_attention", projected, cache, *token_slots, attrs=attrs)
+    return call_op("nn.contrib_paged_attention", projected, cache, *token_slots, attrs=attrs)
 
 
 __all__ = ["contrib_paged_attention", "contrib_write_pages"]

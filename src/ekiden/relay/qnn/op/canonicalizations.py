@@ -20,7 +20,7 @@ Function = Callable[[Array], Array]
 """A function of an array of float32, element by element."""
 
 
-def _scalar(value: Expr, what: str) -> Array:
+def _scalar_constant(value: Expr, what: str) -> Array:
     if not isinstance(value, Constant) or value.data.size != 1:
         raise ValueError(f"lookup table: {what!r} must be a constant scalar")
     return value.data.reshape(())
@@ -50,10 +50,13 @@ def create_integer_lookup_table(
     bits = np.iinfo(in_dtype).bits
     if bits > 16:
         raise ValueError(f"lookup table: {in_dtype} has too many numbers for a table")
-    input_steps = _scalar(input_scale, "input_scale"), _scalar(input_zero_point, "input_zero_point")
+    input_steps = (
+        _scalar_constant(input_scale, "input_scale"),
+        _scalar_constant(input_zero_point, "input_zero_point"),
+    )
     output_steps = (
-        _scalar(output_scale, "output_scale"),
-        _scalar(output_zero_point, "output_zero_point"),
+        _scalar_constant(output_scale, "output_scale"),
+        _scalar_constant(output_zero_point, "output_zero_point"),
     )
     # Entry n is the integer whose bits are n: negative ones follow the positive.
     numbers = np.arange(1 << bits, dtype=f"uint{bits}").view(in_dtype)

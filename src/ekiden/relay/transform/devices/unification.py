@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from ekiden.ir.type import FuncType, TupleType, Type
 from ekiden.relay.transform.fusion.union_find import UnionFindNode
-from ekiden.relay.transform.shapes.host_values import is_few_integers
+from ekiden.relay.transform.shapes.host_values import is_small_integer_type
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target.virtual_device import HOST, DeviceMemory, VirtualDevice
 
@@ -23,7 +23,7 @@ class DeviceDomain(UnionFindNode):
     computed from, may run elsewhere."""
     is_small: bool = True
     """Whether all that is in it are a few integers."""
-    reads_pinned: bool = False
+    uses_pinned_value: bool = False
     """Whether a pinned value goes into it."""
 
     def pin(self) -> None:
@@ -51,7 +51,7 @@ def domain_of(kind: Type) -> Domain:
         return CompositeDomain(
             tuple(map(domain_of, (*kind.arg_types, kind.ret_type))), is_function=True
         )
-    return DeviceDomain(is_small=is_few_integers(kind))
+    return DeviceDomain(is_small=is_small_integer_type(kind))
 
 
 def leaf_domains(domain: Domain) -> Iterator[DeviceDomain]:
@@ -91,12 +91,12 @@ def _union(a: DeviceDomain, b: DeviceDomain, always: bool) -> None:
     # to the host.
     if not always and a.is_pinned != b.is_pinned:
         reader = b if a.is_pinned else a
-        reader.reads_pinned = True
+        reader.uses_pinned_value = True
         return
     if a.where is None or b.where is None:
         location = a.where or b.where
         is_pinned = a.is_pinned or b.is_pinned
-    elif (location := a.where.joined(b.where)) is None:
+    elif (location := a.where.unify(b.where)) is None:
         return
     else:
         is_pinned = a.is_pinned and b.is_pinned
@@ -104,10 +104,10 @@ def _union(a: DeviceDomain, b: DeviceDomain, always: bool) -> None:
     child, parent = (a, b) if a.where is None else (b, a)
     child.parent, parent.where, parent.is_pinned = parent, location, is_pinned
     parent.is_small = a.is_small and b.is_small
-    parent.reads_pinned = a.reads_pinned or b.reads_pinned
+    parent.uses_pinned_value = a.uses_pinned_value or b.uses_pinned_value
 
 
-def put(domain: Domain, where: object) -> None:
+def constrain(domain: Domain, where: object) -> None:
     """Constrain the unconstrained leaves of a domain to annotated devices; for a function, those of
     its result. A mark is a virtual device, or a tuple of marks.
     """
@@ -122,6 +122,4 @@ def put(domain: Domain, where: object) -> None:
             for leaf in leaf_domains(at):
                 current = leaf.where
                 # A conflict keeps the earlier mark; a copy will bridge the two.
-                leaf.where = (
-                    mark.where if current is None else current.joined(mark.where) or current
-                )
+                leaf.where = mark.where if current is None else current.unify(mark.where) or current

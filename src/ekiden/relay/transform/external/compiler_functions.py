@@ -15,13 +15,13 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call, Expr, Function, Let, Var
-from ekiden.relay.transform.language.inline import apply_function, inline
+from ekiden.relay.transform.language.inline import inline, inline_application
 from ekiden.relay.transform.language.scopes import rewrite_graph
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import ExprMutator, bound_vars, free_vars, post_order
 
 
-def _is_for(function: BaseFunc | RelayExpr, compiler: str) -> bool:
+def _is_compiler_function(function: BaseFunc | RelayExpr, compiler: str) -> bool:
     """Return whether a function belongs to an external compiler: the named one, or any if the name
     is empty.
     """
@@ -31,12 +31,12 @@ def _is_for(function: BaseFunc | RelayExpr, compiler: str) -> bool:
     return owner is not None and (not compiler or owner == compiler)
 
 
-class _Outliner:
+class _FunctionOutliner:
     """Rewriter that outlines the functions of a compiler from expressions."""
 
     def __init__(self, compiler: str) -> None:
         self.compiler = compiler
-        self.made: dict[GlobalVar, Function] = {}
+        self.outlined_functions: dict[GlobalVar, Function] = {}
 
     def run(self, root: Expr) -> Expr:
         """Rewrite `root` with a GlobalVar in place of each outlined function."""
@@ -52,11 +52,11 @@ class _Outliner:
                 assert isinstance(new, Let)
                 return new.body
             if isinstance(old, Var) and old in bound:
-                return self._global(bound[old])
+                return self._outlined_global(bound[old])
             if isinstance(old, Call) and self._is_outlined(old.op):  # a callee is no operand
                 assert isinstance(new, Call)
-                return new.with_fields(op=self._global(old.op))
-            return self._global(old) if self._is_outlined(old) else new
+                return new.with_fields(op=self._outlined_global(old.op))
+            return self._outlined_global(old) if self._is_outlined(old) else new
 
         return rewrite_graph(root, rewrite)
 
@@ -64,14 +64,16 @@ class _Outliner:
         if not isinstance(expr, Function) or expr.attr("global_symbol") is None:
             return False
         # A closure cannot become global: its captured variables exist only where it is defined.
-        return _is_for(expr, self.compiler) and not free_vars(expr)
+        return _is_compiler_function(expr, self.compiler) and not free_vars(expr)
 
-    def _global(self, function: RelayExpr) -> GlobalVar:
+    def _outlined_global(self, function: RelayExpr) -> GlobalVar:
         assert isinstance(function, Function)
         name = str(function.attr("global_symbol"))
         # Functions of the same symbol are one function.
-        var = next((v for v in self.made if v.name_hint == name), None) or GlobalVar(name)
-        self.made.setdefault(var, function)
+        var = next((v for v in self.outlined_functions if v.name_hint == name), None) or GlobalVar(
+            name
+        )
+        self.outlined_functions.setdefault(var, function)
         return var
 
 
@@ -88,26 +90,28 @@ def OutlineCompilerFunctionsWithExistingGlobalSymbols(  # noqa: N802
         """Outline the functions of a module. Raises ValueError for a name that the module has
         already.
         """
-        outliner = _Outliner(compiler_filter)
+        outliner = _FunctionOutliner(compiler_filter)
         done: dict[GlobalVar, BaseFunc] = {}
         for var, function in module.functions.items():
             # The functions of the compiler itself are global already.
-            stays = not isinstance(function, Function) or _is_for(function, compiler_filter)
+            stays = not isinstance(function, Function) or _is_compiler_function(
+                function, compiler_filter
+            )
             if not stays:
                 assert isinstance(function, Function)
                 function = function.with_fields(body=outliner.run(function.body))
             done[var] = function
         # Two global variables of one name would be ambiguous.
         used_names = {v.name_hint for v in done}
-        for var in outliner.made:
+        for var in outliner.outlined_functions:
             if var.name_hint in used_names:
                 raise ValueError(f"the module has a function @{var.name_hint} already")
-        return module.with_functions({**done, **outliner.made})
+        return module.with_functions({**done, **outliner.outlined_functions})
 
     return Pass("OutlineCompilerFunctionsWithExistingGlobalSymbols", transform, 0, ())
 
 
-class _Untyped(ExprMutator):
+class _VarReplacer(ExprMutator):
     """Mutator that substitutes variables and drops declared result types."""
 
     def __init__(self, variables: Mapping[Var, Var]) -> None:
@@ -127,7 +131,7 @@ def specialize(function: Function, kinds: Sequence[Type]) -> Function:
     params = dict(zip(function.params, kinds, strict=True))
     # New variables carry no old types, so inference derives all of them from the parameters.
     variables = {v: Var(v.name_hint, params.get(v), v.span) for v in bound_vars(function)}
-    specialized = _Untyped(variables).visit(function)
+    specialized = _VarReplacer(variables).visit(function)
     assert isinstance(specialized, Function)
     infer_expr_type(specialized)
     return specialized
@@ -144,7 +148,9 @@ def MarkCompilerFunctionsAsExtern(compiler_filter: str = "") -> Pass:  # noqa: N
         """Replace the attributes of compiled functions by Extern."""
         return module.with_functions(
             {
-                var: f.with_fields(attrs={"Extern": 1}) if _is_for(f, compiler_filter) else f
+                var: f.with_fields(attrs={"Extern": 1})
+                if _is_compiler_function(f, compiler_filter)
+                else f
                 for var, f in module.functions.items()
             }
         )
@@ -152,13 +158,13 @@ def MarkCompilerFunctionsAsExtern(compiler_filter: str = "") -> Pass:  # noqa: N
     return Pass("MarkCompilerFunctionsAsExtern", transform, 0, ())
 
 
-def _plain(function: Function) -> Function:
+def _strip_compiler_attrs(function: Function) -> Function:
     """Return a function without its compiler attributes, with composite functions inlined."""
 
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Replace a call of a composite function by its body."""
         if isinstance(new, Call) and isinstance(new.op, Function):
-            return apply_function(new.op, new) if new.op.attr("Composite") is not None else new
+            return inline_application(new.op, new) if new.op.attr("Composite") is not None else new
         return new
 
     return function.with_fields(body=rewrite_graph(function.body, rewrite), attrs=None)
@@ -173,7 +179,9 @@ def InlineCompilerFunctionsBoundTo(global_vars: Sequence[GlobalVar]) -> Pass:  #
     def transform(module: IRModule, context: PassContext) -> IRModule:
         """Inline the named functions at all call sites, and remove them."""
         functions = {
-            var: _plain(f) if isinstance(f, Function) and var.name_hint in names else f
+            var: _strip_compiler_attrs(f)
+            if isinstance(f, Function) and var.name_hint in names
+            else f
             for var, f in module.functions.items()
         }
         if not functions:

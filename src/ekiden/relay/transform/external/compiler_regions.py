@@ -8,67 +8,74 @@ from dataclasses import field
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.transform.external.annotate_target import mark_of, marked_value
+from ekiden.relay.transform.external.annotate_target import annotated_value, compiler_annotation
 from ekiden.relay.transform.language.scopes import evaluation_order, is_atom
 from ekiden.relay.visitor import children
 from ekiden.runtime.lazy_dataclass import dataclass
 
 
 @dataclass(eq=False, slots=True)
-class Region:
+class CompilerRegion:
     """Expressions of one external compiler, in order of evaluation."""
 
     target: str
     members: dict[RelayExpr, None] = field(default_factory=dict)
 
 
-def data_of(expr: RelayExpr) -> tuple[RelayExpr, ...]:
+def data_operands(expr: RelayExpr) -> tuple[RelayExpr, ...]:
     """Return the data operands of an expression: its children without the callee."""
     below = children(expr)
     return below[1:] if isinstance(expr, Call) and not isinstance(expr.op, Call) else below
 
 
-def is_mark(expr: RelayExpr) -> bool:
+def is_compiler_annotation(expr: RelayExpr) -> bool:
     """Return whether an expression is a compiler_begin or compiler_end."""
-    return mark_of(expr, "begin") is not None or mark_of(expr, "end") is not None
+    return (
+        compiler_annotation(expr, "begin") is not None
+        or compiler_annotation(expr, "end") is not None
+    )
 
 
-def find_regions(root: RelayExpr) -> dict[RelayExpr, Region]:
+def find_regions(root: RelayExpr) -> dict[RelayExpr, CompilerRegion]:
     """Map every expression between annotations to its region."""
-    region_of: dict[RelayExpr, Region] = {}
+    region_of: dict[RelayExpr, CompilerRegion] = {}
     for expr in evaluation_order(root):
-        if is_mark(expr) or is_atom(expr) or isinstance(expr, (Constant, Op)):
+        if is_compiler_annotation(expr) or is_atom(expr) or isinstance(expr, (Constant, Op)):
             continue
-        targets = {t for c in data_of(expr) if (t := mark_of(c, "begin")) is not None}
+        targets = {
+            t for c in data_operands(expr) if (t := compiler_annotation(c, "begin")) is not None
+        }
         # Operands without marks in between belong to the same region.
-        near = [region_of[c] for c in data_of(expr) if c in region_of]
+        near = [region_of[c] for c in data_operands(expr) if c in region_of]
         if not targets and not near:
             continue
         # With operands in several regions these are one, since no mark separates them.
-        region = near[0] if near else Region(targets.pop())
+        region = near[0] if near else CompilerRegion(targets.pop())
         for merged in near[1:]:
-            _absorb(region, merged, region_of)
+            _merge_into(region, merged, region_of)
         region.members[expr] = None
         region_of[expr] = region
     return region_of
 
 
-def _absorb(region: Region, merged: Region, region_of: dict[RelayExpr, Region]) -> None:
+def _merge_into(
+    region: CompilerRegion, merged: CompilerRegion, region_of: dict[RelayExpr, CompilerRegion]
+) -> None:
     if merged is region:
         return
     region.members.update(merged.members)
     region_of.update(dict.fromkeys(merged.members, region))
 
 
-def sources(expr: RelayExpr) -> list[RelayExpr]:
+def region_inputs(expr: RelayExpr) -> list[RelayExpr]:
     """Return the data operands of a member with their annotations stripped."""
-    return [unmarked(c) for c in data_of(expr)]
+    return [strip_annotations(c) for c in data_operands(expr)]
 
 
-def unmarked(expr: RelayExpr) -> RelayExpr:
+def strip_annotations(expr: RelayExpr) -> RelayExpr:
     """Strip the annotations around an expression."""
-    while is_mark(expr):
-        expr = marked_value(expr)
+    while is_compiler_annotation(expr):
+        expr = annotated_value(expr)
     return expr
 
 
@@ -96,9 +103,9 @@ class AnnotatedRegionSet:
         if any(name != f"annotation.compiler_{which}" for which, name in marks.items()):
             names_text = " and ".join(marks.values())
             raise ValueError(f"regions: marks of compilers expected, got {names_text}")
-        ends = [e for e in evaluation_order(expr) if mark_of(e, "end") is not None]
+        ends = [e for e in evaluation_order(expr) if compiler_annotation(e, "end") is not None]
         regions = dict.fromkeys(find_regions(expr).values())
-        self.regions = tuple(_annotated(region, ends) for region in regions)
+        self.regions = tuple(_build_annotated_region(region, ends) for region in regions)
         self._region_of = {node: region for region in self.regions for node in region.nodes}
 
     def __len__(self) -> int:
@@ -109,8 +116,8 @@ class AnnotatedRegionSet:
         return self._region_of.get(expr)
 
 
-def _annotated(region: Region, ends: Sequence[RelayExpr]) -> AnnotatedRegion:
-    read = [c for member in region.members for c in data_of(member)]
-    args = tuple(dict.fromkeys(c for c in read if mark_of(c, "begin") is not None))
-    rets = tuple(end for end in ends if marked_value(end) in region.members)
+def _build_annotated_region(region: CompilerRegion, ends: Sequence[RelayExpr]) -> AnnotatedRegion:
+    read = [c for member in region.members for c in data_operands(member)]
+    args = tuple(dict.fromkeys(c for c in read if compiler_annotation(c, "begin") is not None))
+    rets = tuple(end for end in ends if annotated_value(end) in region.members)
     return AnnotatedRegion(region.target, (*args, *region.members, *rets), args, rets)

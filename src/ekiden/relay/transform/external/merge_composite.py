@@ -16,7 +16,7 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.dataflow_pattern import partition
 from ekiden.relay.dataflow_pattern.pattern import DFPattern
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
 
 PatternEntry = tuple[str, DFPattern] | tuple[str, DFPattern, Callable[[RelayExpr], bool]]
 """(name, pattern) or (name, pattern, check of the matched expression)."""
@@ -36,6 +36,6 @@ def MergeComposite(pattern_table: Sequence[PatternEntry]) -> Pass:  # noqa: N802
         return body
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return InferType()(map_functions(module, on_body(partition_all)))
+        return InferType()(map_functions(module, lift_body_rewrite(partition_all)))
 
     return Pass("MergeComposite", transform, 0, (InferType(),))

@@ -9,8 +9,8 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Call, Function
-from ekiden.relay.transform.language.inline import apply_function
-from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.language.inline import inline_application
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
 
 
 def defuse(root: RelayExpr) -> RelayExpr:
@@ -19,7 +19,7 @@ def defuse(root: RelayExpr) -> RelayExpr:
     def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Replace a call of a primitive function by its body."""
         if isinstance(new, Call) and isinstance(new.op, Function) and new.op.attr("Primitive"):
-            return apply_function(new.op, new)
+            return inline_application(new.op, new)
         return new
 
     return rewrite_graph(root, rewrite)
@@ -27,7 +27,7 @@ def defuse(root: RelayExpr) -> RelayExpr:
 
 @module_pass(name="DefuseOps", opt_level=3)
 def _defuse_ops(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(defuse))
+    return map_functions(module, lift_body_rewrite(defuse))
 
 
 def DefuseOps() -> Pass:  # noqa: N802

@@ -38,7 +38,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op, OpPattern
-from ekiden.ir.pass_context import FUSE_DEPTH
+from ekiden.ir.pass_context import MAX_FUSE_DEPTH_OPTION
 from ekiden.ir.prim import IntImm
 from ekiden.ir.prim import Var as Symbol
 from ekiden.ir.prim_visitor import free_vars as prim_vars
@@ -52,10 +52,10 @@ from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
     find_scopes,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
-    with_children,
+    replace_children,
 )
 from ekiden.runtime.lazy_dataclass import dataclass
 
@@ -91,7 +91,7 @@ class KernelLimits:
     inputs: int = 0
 
 
-DEFAULT_LIMITS = KernelLimits()
+DEFAULT_KERNEL_LIMITS = KernelLimits()
 
 
 def is_primitive_call(expr: RelayExpr) -> bool:
@@ -106,13 +106,13 @@ def is_inline_constant(expr: RelayExpr) -> bool:
     return isinstance(expr, Constant) and expr.data.ndim == 0
 
 
-PAIRS_MAX_EPILOGUE = "pairs_max"
+MAX_POOL_2X2_EPILOGUE = "pairs_max"
 """The ending of kernels that is a maximum over windows of 2x2."""
 MAX_EPILOGUE_DEPTH = 8
 """How many operators between a convolution and a pooling are looked at."""
 
 
-def _ends_kernel(expr: RelayExpr) -> bool:
+def _is_fusable_max_pool(expr: RelayExpr) -> bool:
     """Return whether an operator is a 2x2 max pooling that a convolution kernel can apply as its
     epilogue.
 
@@ -136,15 +136,15 @@ def _ends_kernel(expr: RelayExpr) -> bool:
         if not (isinstance(at, Call) and isinstance(at.op, Op)) or depth > MAX_EPILOGUE_DEPTH:
             continue
         # The convolution at the start of the chain has a kernel that can apply it.
-        if has_epilogue(at.op.definition.kernels, PAIRS_MAX_EPILOGUE):
+        if has_epilogue(at.op.definition.kernels, MAX_POOL_2X2_EPILOGUE):
             return True
-        if _pattern_of(at) <= OpPattern.BROADCAST:
+        if _op_pattern(at) <= OpPattern.BROADCAST:
             stack += [(a, depth + 1) for a in at.args if _same_shape(a, at)]
     return False
 
 
-def _pattern_of(expr: RelayExpr) -> OpPattern:
-    if _ends_kernel(expr):
+def _op_pattern(expr: RelayExpr) -> OpPattern:
+    if _is_fusable_max_pool(expr):
         return OpPattern.ELEMWISE
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         definition = expr.op.definition
@@ -163,7 +163,7 @@ def _edge_pattern(user: RelayExpr, pattern: OpPattern, operand: RelayExpr) -> Op
     """
     if isinstance(user, Tuple):
         return OpPattern.INJECTIVE
-    if pattern == OpPattern.BROADCAST and _hides_dimension(user, operand):
+    if pattern == OpPattern.BROADCAST and _has_derived_dimension(user, operand):
         return OpPattern.OPAQUE
     # Where shapes agree, each element reads its own index, and the sums may still be in registers.
     if pattern == OpPattern.BROADCAST and _same_shape(user, operand):
@@ -171,7 +171,7 @@ def _edge_pattern(user: RelayExpr, pattern: OpPattern, operand: RelayExpr) -> Op
     return pattern
 
 
-def _hides_dimension(user: RelayExpr, operand: RelayExpr) -> bool:
+def _has_derived_dimension(user: RelayExpr, operand: RelayExpr) -> bool:
     """Return whether a symbolic dimension of the operand occurs in the result only within compound
     expressions.
     """
@@ -195,14 +195,14 @@ def _same_shape(a: RelayExpr, b: RelayExpr) -> bool:
 def _build_graph(nodes: list[RelayExpr], outputs: set[RelayExpr]) -> dict[RelayExpr, _FusionNode]:
     graph: dict[RelayExpr, _FusionNode] = {}
     for expr in nodes:
-        pattern = _pattern_of(expr)
+        pattern = _op_pattern(expr)
         node = _FusionNode(expr, len(graph), pattern, external=expr in outputs, anchor=pattern)
         graph[expr] = node
         for operand in operands(expr):
             if operand in graph:
                 edge = _edge_pattern(expr, pattern, operand)
                 # Nothing follows such a maximum within the kernel.
-                if _ends_kernel(operand):
+                if _is_fusable_max_pool(operand):
                     edge = OpPattern.OPAQUE
                 graph[operand].users.append((node, edge))
     return graph
@@ -217,7 +217,7 @@ MAX_RECOMPUTED_OPERATORS = 3
 """As many operators are computed anew anywhere: views of a kernel's data, a constant."""
 
 
-def _split_duplicated_values(graph: dict[RelayExpr, _FusionNode]) -> None:
+def _materialize_duplicated_values(graph: dict[RelayExpr, _FusionNode]) -> None:
     """Materialise values that a kernel would otherwise compute too many times.
 
     A kernel has no memory of its own for intermediates: where a user reads elements in place, the
@@ -261,7 +261,7 @@ def _is_cheap_chain(node: _FusionNode, graph: dict[RelayExpr, _FusionNode]) -> b
     return count <= MAX_RECOMPUTED_OPERATORS
 
 
-def _common_dominator(
+def _lowest_common_dominator(
     a: _FusionNode | None, b: _FusionNode | None
 ) -> tuple[_FusionNode | None, OpPattern]:
     """Return the lowest common ancestor in the post-dominator tree, and the worst pattern on the
@@ -292,7 +292,7 @@ def _find_post_dominators(nodes: list[_FusionNode]) -> None:
         worst = node.users[0][1]
         # The intersection of dominators of Cooper, Harvey and Kennedy, on a DAG in one pass.
         for user, pattern in node.users[1:]:
-            dominator, passed = _common_dominator(dominator, user)
+            dominator, passed = _lowest_common_dominator(dominator, user)
             worst = max(worst, pattern, passed)
             if dominator is None:
                 break
@@ -302,12 +302,12 @@ def _find_post_dominators(nodes: list[_FusionNode]) -> None:
             node.dominator_pattern = worst
 
 
-Condition = Callable[[OpPattern, bool], bool]
+FusionCondition = Callable[[OpPattern, bool], bool]
 """(pattern of a group on the path, whether it is the sink) -> may be merged."""
 
 
-def _path_between(
-    source: _FusionNode, sink: _FusionNode, allowed: Condition
+def _nodes_on_paths(
+    source: _FusionNode, sink: _FusionNode, allowed: FusionCondition
 ) -> list[_FusionNode] | None:
     """Return all nodes on paths from source (included) to sink (excluded), or None if one violates
     the condition.
@@ -329,7 +329,7 @@ def _path_between(
     return path
 
 
-def _merge(child: _FusionNode, parent: _FusionNode) -> None:
+def _merge_groups(child: _FusionNode, parent: _FusionNode) -> None:
     """Merge two fusion groups.
 
     A tuple says nothing of how hard a group is to compute, so it leaves the anchor of the merged
@@ -346,9 +346,9 @@ def _merge(child: _FusionNode, parent: _FusionNode) -> None:
     )
 
 
-def _fuse_into_dominator(node: _FusionNode, allowed: Condition, limits: KernelLimits) -> None:
+def _fuse_into_dominator(node: _FusionNode, allowed: FusionCondition, limits: KernelLimits) -> None:
     assert node.dominator is not None
-    path = _path_between(node, node.dominator, allowed)
+    path = _nodes_on_paths(node, node.dominator, allowed)
     if path is None:
         return
     groups = {id(n.root()): n.root() for n in [*path, node.dominator]}
@@ -356,28 +356,28 @@ def _fuse_into_dominator(node: _FusionNode, allowed: Condition, limits: KernelLi
     if sum(g.size for g in groups.values()) > limits.operators:
         return
     # GPU and C backends bound the number of kernel arguments.
-    if limits.inputs and _inputs_of(groups.values()) > limits.inputs:
+    if limits.inputs and _num_group_inputs(groups.values()) > limits.inputs:
         return
     for n in path:
-        _merge(n, node.dominator)
+        _merge_groups(n, node.dominator)
 
 
-def _inputs_of(groups: Iterable[_FusionNode]) -> int:
+def _num_group_inputs(groups: Iterable[_FusionNode]) -> int:
     """Return the number of values that groups read and none of them computes."""
     inside = {m for g in groups for m in g.members}
     read = {operand for m in inside for operand in operands(m)} - inside
     return sum(not is_inline_constant(operand_read) for operand_read in read)
 
 
-def _to_broadcast(kind: OpPattern, is_sink: bool) -> bool:
+def _is_at_most_broadcast(kind: OpPattern, is_sink: bool) -> bool:
     return kind <= OpPattern.BROADCAST
 
 
-def _to_injective(kind: OpPattern, is_sink: bool) -> bool:
+def _is_at_most_injective(kind: OpPattern, is_sink: bool) -> bool:
     return kind <= OpPattern.INJECTIVE
 
 
-def _to_reduction(kind: OpPattern, is_sink: bool) -> bool:
+def _is_fusable_into_reduction(kind: OpPattern, is_sink: bool) -> bool:
     return kind <= (OpPattern.OUT_ELEMWISE_FUSABLE if is_sink else OpPattern.INJECTIVE)
 
 
@@ -397,7 +397,7 @@ def _try_fuse(node: _FusionNode, phase: int, limits: KernelLimits) -> None:
             and dominator.pattern == OpPattern.TUPLE
             and target <= OpPattern.INJECTIVE
         ):
-            _fuse_into_dominator(node, _to_injective, limits)
+            _fuse_into_dominator(node, _is_at_most_injective, limits)
         return
     # An earlier node on the path has brought this one along.
     if node.root() is dominator.root() or dominator.root().anchor == OpPattern.TUPLE:
@@ -405,21 +405,21 @@ def _try_fuse(node: _FusionNode, phase: int, limits: KernelLimits) -> None:
     if anchor == OpPattern.OUT_ELEMWISE_FUSABLE:
         # Products take what follows them first, before other groups can.
         if phase == 0 and node.dominator_pattern == OpPattern.ELEMWISE:
-            _fuse_into_dominator(node, _to_broadcast, limits)
+            _fuse_into_dominator(node, _is_at_most_broadcast, limits)
     elif anchor <= OpPattern.BROADCAST:
         if node.dominator_pattern <= OpPattern.COMM_REDUCE:
-            _fuse_into_dominator(node, _to_reduction, limits)
+            _fuse_into_dominator(node, _is_fusable_into_reduction, limits)
     elif anchor in (OpPattern.INJECTIVE, OpPattern.TUPLE) and phase == 1:
-        _fuse_into_dominator(node, _to_injective, limits)
+        _fuse_into_dominator(node, _is_at_most_injective, limits)
 
 
-def _partition(
+def _partition_scope(
     nodes: list[RelayExpr], outputs: set[RelayExpr], limits: KernelLimits
 ) -> dict[RelayExpr, list[RelayExpr]]:
     """Partition a scope into fusion groups: result expression -> members in topological order."""
     graph = _build_graph(nodes, outputs)
     ordered = list(graph.values())
-    _split_duplicated_values(graph)
+    _materialize_duplicated_values(graph)
     _find_post_dominators(ordered)
     for phase in range(3):
         for node in ordered:
@@ -443,19 +443,21 @@ class _GroupBuilder:
         self.params: list[Var] = []
         self.args: list[RelayExpr] = []
         for member in members:
-            self.inner[member] = self._rebuild(member)
+            self.inner[member] = self._rebuild_member(member)
         self.body = self.inner[members[-1]]
 
-    def _rebuild(self, expr: RelayExpr) -> RelayExpr:
-        return with_children(expr, {operand: self._inside(operand) for operand in operands(expr)})
+    def _rebuild_member(self, expr: RelayExpr) -> RelayExpr:
+        return replace_children(
+            expr, {operand: self._operand_value(operand) for operand in operands(expr)}
+        )
 
-    def _inside(self, expr: RelayExpr) -> RelayExpr:
+    def _operand_value(self, expr: RelayExpr) -> RelayExpr:
         if expr in self.inner:
             return self.inner[expr]
         if is_inline_constant(expr):
             return expr
         if isinstance(expr, Tuple):  # a tuple costs nothing: take its fields
-            return self._rebuild(expr)
+            return self._rebuild_member(expr)
         # Names by position: equal groups become equal functions, and one kernel is compiled.
         param = Var(f"p{len(self.params)}", expr.checked_type)
         param.set_checked_type(expr.checked_type)
@@ -464,7 +466,7 @@ class _GroupBuilder:
         self.inner[expr] = param
         return param
 
-    def function(self, result: RelayExpr, reshape_only: bool) -> Function:
+    def build_function(self, result: RelayExpr, reshape_only: bool) -> Function:
         """Build the primitive function of the group."""
         attrs: dict[str, object] = {"Primitive": 1}
         if reshape_only:
@@ -480,10 +482,10 @@ class _GroupBuilder:
 
 def single_operator_function(call: Call) -> Function:
     """Build the primitive function of a single operator call."""
-    return _GroupBuilder([call]).function(call, _is_reshape_only([call]))
+    return _GroupBuilder([call]).build_function(call, _is_reshape_only([call]))
 
 
-def _is_fence(expr: RelayExpr) -> bool:
+def _is_stop_fusion(expr: RelayExpr) -> bool:
     return isinstance(expr, Call) and isinstance(expr.op, Op) and expr.op.definition.fence
 
 
@@ -497,44 +499,44 @@ def _is_reshape_only(members: list[RelayExpr]) -> bool:
     )
 
 
-def kernel_groups(
-    root: RelayExpr, most: KernelLimits = DEFAULT_LIMITS
+def find_kernel_groups(
+    root: RelayExpr, most: KernelLimits = DEFAULT_KERNEL_LIMITS
 ) -> dict[RelayExpr, list[RelayExpr]]:
     """Return result -> members for every fused group that has a kernel, in all scopes
     below root.
     """
     groups: dict[RelayExpr, list[RelayExpr]] = {}
     for scope in find_scopes(root):
-        for result, members in _partition(scope.nodes, scope.outputs, most).items():
+        for result, members in _partition_scope(scope.nodes, scope.outputs, most).items():
             # A group of tuples alone computes nothing.
             if any(is_primitive_call(m) for m in members):
                 groups[result] = members
     return groups
 
 
-def fuse(root: RelayExpr, most: KernelLimits = DEFAULT_LIMITS) -> RelayExpr:
+def fuse(root: RelayExpr, most: KernelLimits = DEFAULT_KERNEL_LIMITS) -> RelayExpr:
     """Replace every fused group below root by a call of a primitive function. Needs checked types.
 
     A group of one operator fuses nothing. Parameters of a function stand in the order in which the
     group reads them, so that equal groups are equal functions, of which one kernel is compiled.
     """
-    groups = kernel_groups(root, most)
+    groups = find_kernel_groups(root, most)
     inner = {m for result, members in groups.items() for m in members if m is not result}
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in evaluation_order(root):
         if expr in inner:
             continue
         if expr not in groups:
-            new[expr] = with_children(expr, new)
+            new[expr] = replace_children(expr, new)
             continue
         # A fence has done its work once the groups are made.
-        if _is_fence(expr):
+        if _is_stop_fusion(expr):
             assert isinstance(expr, Call)
             new[expr] = new.get(expr.args[0], expr.args[0])
             continue
         members = groups[expr]
         builder = _GroupBuilder(members)
-        function = builder.function(expr, _is_reshape_only(members))
+        function = builder.build_function(expr, _is_reshape_only(members))
         call = Call(function, tuple(new.get(a, a) for a in builder.args), span=expr.span)
         call.set_checked_type(expr.checked_type)
         new[expr] = call
@@ -551,12 +553,12 @@ def FuseOps(fuse_opt_level: int = -1, most_inputs: int = 0) -> Pass:  # noqa: N8
     """
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        """Fuse the functions of a module within the limit of the option FUSE_DEPTH."""
-        limit = context.option(FUSE_DEPTH)
+        """Fuse the functions of a module within the limit of the option MAX_FUSE_DEPTH_OPTION."""
+        limit = context.option(MAX_FUSE_DEPTH_OPTION)
         assert isinstance(limit, int)
         level = context.opt_level if fuse_opt_level < 0 else fuse_opt_level
         # At level 0 each operator is a kernel of its own, for debugging.
         limits = KernelLimits(1 if level == 0 else limit, most_inputs)
-        return map_functions(module, on_body(lambda body: fuse(body, limits)))
+        return map_functions(module, lift_body_rewrite(lambda body: fuse(body, limits)))
 
     return Pass("FuseOps", transform, required=(InferType(),))

@@ -33,46 +33,49 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.fusion.fuse_ops import is_inline_constant, kernel_groups
+from ekiden.relay.transform.fusion.fuse_ops import find_kernel_groups, is_inline_constant
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
-    Scope,
+    RelayScope,
     evaluation_order,
     find_scopes,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
-    with_children,
+    replace_children,
 )
 
-MAX_MEMBERS = 8
+MAX_RECOMPUTED_MEMBERS = 8
 """Operators of a kernel that is repeated."""
-ASSUMED_EXTENT = 128
+DEFAULT_DYNAMIC_EXTENT = 128
 """What a dimension counts as that is not known."""
 
 
-def _elements(expr: RelayExpr) -> int:
-    """Return the number of elements of a tensor (dynamic dimensions count ASSUMED_EXTENT), or 0 for
+def _num_elements(expr: RelayExpr) -> int:
+    """Return the number of elements of a tensor (dynamic dimensions count DEFAULT_DYNAMIC_EXTENT),
+    or 0 for
     other values.
     """
     kind = expr.checked_type
     if not isinstance(kind, TensorType):
         return 0
-    return math.prod(d.value if isinstance(d, IntImm) else ASSUMED_EXTENT for d in kind.shape)
+    return math.prod(
+        d.value if isinstance(d, IntImm) else DEFAULT_DYNAMIC_EXTENT for d in kind.shape
+    )
 
 
-def _bytes(expr: RelayExpr) -> int:
+def _num_bytes(expr: RelayExpr) -> int:
     kind = expr.checked_type
     if not isinstance(kind, TensorType):
         return 0
-    return _elements(expr) * dt.itemsize(kind.dtype)
+    return _num_elements(expr) * dt.itemsize(kind.dtype)
 
 
-Group = list[RelayExpr]
+KernelGroup = list[RelayExpr]
 """What one kernel computes, its result last."""
 
 
-def _pattern(expr: RelayExpr) -> OpPattern:
+def _fusion_pattern(expr: RelayExpr) -> OpPattern:
     """Return the fusion pattern of an expression; OPAQUE for views."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         row = expr.op.definition
@@ -80,9 +83,9 @@ def _pattern(expr: RelayExpr) -> OpPattern:
     return OpPattern.OPAQUE
 
 
-def _is_cheap(group: Group) -> bool:
+def _is_cheap(group: KernelGroup) -> bool:
     """Return whether a kernel consists of a few inexpensive elementwise operators."""
-    if len(group) > MAX_MEMBERS:
+    if len(group) > MAX_RECOMPUTED_MEMBERS:
         return False
     for member in group:
         if not isinstance(member, Call) or not isinstance(member.op, Op):
@@ -96,35 +99,37 @@ def _is_cheap(group: Group) -> bool:
     return isinstance(group[-1].checked_type, TensorType)
 
 
-def _inputs(group: Group) -> list[RelayExpr]:
+def _group_inputs(group: KernelGroup) -> list[RelayExpr]:
     inside = set(group)
     outside = (o for member in group for o in operands(member) if o not in inside)
     return [o for o in dict.fromkeys(outside) if not is_inline_constant(o)]
 
 
-def _holds(user: Group, group: Group) -> bool:
+def _can_recompute_in(user: KernelGroup, group: KernelGroup) -> bool:
     """Return whether a user's kernel can recompute a group's result without computing elements
     twice.
     """
     result = group[-1]
-    if max(map(_pattern, user)) > OpPattern.COMM_REDUCE:
+    if max(map(_fusion_pattern, user)) > OpPattern.COMM_REDUCE:
         return False
     # A taker with more elements would compute the same values repeatedly.
     takers = [member for member in user if result in operands(member)]
-    return all(_elements(taker) <= _elements(result) for taker in takers)
+    return all(_num_elements(taker) <= _num_elements(result) for taker in takers)
 
 
-def _pays(group: Group, users: int) -> bool:
+def _is_profitable(group: KernelGroup, users: int) -> bool:
     """Return whether recomputation moves fewer bytes than storing and reloading the result."""
     # Only memory traffic counts: elementwise arithmetic hides behind it.
-    read, result = sum(map(_bytes, _inputs(group))), _bytes(group[-1])
+    read, result = sum(map(_num_bytes, _group_inputs(group))), _num_bytes(group[-1])
     return users * read < read + (1 + users) * result
 
 
-def _repeated(scope: Scope, groups: Mapping[RelayExpr, Group]) -> dict[RelayExpr, list[Group]]:
+def _find_rematerialized(
+    scope: RelayScope, groups: Mapping[RelayExpr, KernelGroup]
+) -> dict[RelayExpr, list[KernelGroup]]:
     """Return the kernels of a scope to rematerialise: result -> consuming kernels."""
     group_of = {member: g for g in groups.values() for member in g}
-    users: dict[RelayExpr, dict[int, Group | None]] = {}
+    users: dict[RelayExpr, dict[int, KernelGroup | None]] = {}
     for node in scope.nodes:
         mine = group_of.get(node)
         for operand in operands(node):
@@ -132,7 +137,7 @@ def _repeated(scope: Scope, groups: Mapping[RelayExpr, Group]) -> dict[RelayExpr
             if theirs is not None and theirs is not mine:
                 # A user without a kernel is recorded as None, and forbids repetition.
                 users.setdefault(operand, {})[id(mine or node)] = mine
-    repeated: dict[RelayExpr, list[Group]] = {}
+    repeated: dict[RelayExpr, list[KernelGroup]] = {}
     for result, by in users.items():
         takers = [g for g in by.values() if g is not None]
         group = group_of[result]
@@ -140,20 +145,20 @@ def _repeated(scope: Scope, groups: Mapping[RelayExpr, Group]) -> dict[RelayExpr
         # value.
         if len(by) < 2 or len(takers) < len(by) or result in scope.outputs:
             continue
-        is_first = not any(i in repeated for i in _inputs(group))  # one link of a chain
-        can = is_first and _is_cheap(group) and all(_holds(t, group) for t in takers)
-        if can and _pays(group, len(takers)):
+        is_first = not any(i in repeated for i in _group_inputs(group))  # one link of a chain
+        can = is_first and _is_cheap(group) and all(_can_recompute_in(t, group) for t in takers)
+        if can and _is_profitable(group, len(takers)):
             repeated[result] = takers
     return repeated
 
 
 def rematerialize(root: RelayExpr) -> RelayExpr:
     """Return `root` with cheap kernels copied into each of their consumers. Needs checked types."""
-    groups = kernel_groups(root)
+    groups = find_kernel_groups(root)
     copy_for: dict[RelayExpr, dict[RelayExpr, int]] = {}
     for scope in find_scopes(root):
         mine = {n: groups[n] for n in scope.nodes if n in groups}
-        for result, takers in _repeated(scope, mine).items():
+        for result, takers in _find_rematerialized(scope, mine).items():
             for number, taker in enumerate(takers):
                 for member in taker:
                     copy_for.setdefault(member, {})[result] = number
@@ -165,16 +170,16 @@ def rematerialize(root: RelayExpr) -> RelayExpr:
         # Each kernel reads its own copy, so fusion sees a single user.
         copies_here = copy_for.get(expr, {})
         own = {
-            o: _copy(groups[o], n, new, copies)
+            o: _copy_group(groups[o], n, new, copies)
             for o, n in copies_here.items()
             if o in operands(expr)
         }
-        new[expr] = with_children(expr, ChainMap(own, new) if own else new)
+        new[expr] = replace_children(expr, ChainMap(own, new) if own else new)
     return new[root]
 
 
-def _copy(
-    group: Group,
+def _copy_group(
+    group: KernelGroup,
     number: int,
     new: Mapping[RelayExpr, RelayExpr],
     copies: dict[tuple[RelayExpr, int], RelayExpr],
@@ -199,6 +204,6 @@ def Rematerialize() -> Pass:  # noqa: N802
     """Return a pass that recomputes cheap values in their consuming kernels."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return map_functions(module, on_body(rematerialize))
+        return map_functions(module, lift_body_rewrite(rematerialize))
 
     return Pass("Rematerialize", transform, 2, (InferType(),))

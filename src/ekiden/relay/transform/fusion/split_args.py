@@ -20,7 +20,7 @@ from ekiden.ir.transform import Pass
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Tuple, TupleGetItem
-from ekiden.relay.transform.graph.calls import Rewrite, call_pass
+from ekiden.relay.transform.graph.calls import CallRewrite, call_pass
 
 if TYPE_CHECKING:
     import ekiden.relay.op.join as join
@@ -28,7 +28,7 @@ else:
     join = LazyModule("ekiden.relay.op.join")
 
 
-def _concatenation_tree(limit: int) -> Rewrite:
+def _concatenation_tree(limit: int) -> CallRewrite:
     def rewrite(call: Call) -> RelayExpr | None:
         """Rewrite a concatenation of more than `limit` tensors as a tree of concatenations.
 
@@ -54,7 +54,7 @@ def _concatenation_tree(limit: int) -> Rewrite:
     return rewrite
 
 
-def _split_tree(limit: int) -> Rewrite:
+def _split_tree(limit: int) -> CallRewrite:
     def rewrite(call: Call) -> RelayExpr | None:
         """Rewrite a split into more than `limit` tensors as a tree of splits."""
         attrs = call.attrs

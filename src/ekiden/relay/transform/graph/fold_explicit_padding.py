@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ekiden._lazy import LazyModule
-from ekiden.ir.op import OPS, Borders, Op
+from ekiden.ir.op import OPS, Op, PaddingAbsorption
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import MaxPoolAttrs
@@ -28,7 +28,7 @@ else:
     pad = LazyModule("ekiden.relay.op.nn.padding")
 
 
-def _padding(data: Call, layout: str) -> list[int] | None:
+def _foldable_padding(data: Call, layout: str) -> list[int] | None:
     """Return the constant pad widths (before each spatial axis, then after each), or None if they
     cannot be folded.
     """
@@ -46,7 +46,7 @@ def _padding(data: Call, layout: str) -> list[int] | None:
     return [widths[2 * i] for i in spatial] + [widths[2 * i + 1] for i in spatial]
 
 
-def _is_zero(call: Call, value: float) -> bool:
+def _is_zero_padding(call: Call, value: float) -> bool:
     assert isinstance(call.op, Op)
     row = call.op.definition
     if not row.quantizes:
@@ -55,7 +55,7 @@ def _is_zero(call: Call, value: float) -> bool:
     return isinstance(point, Constant) and point.data.size == 1 and point.data.item() == value
 
 
-def _is_lowest(call: Call, value: float) -> bool:
+def _is_lowest_padding(call: Call, value: float) -> bool:
     """Return whether a pad value is -inf, or the lowest float where no window lies in the padding
     entirely.
     """
@@ -69,25 +69,25 @@ def _is_lowest(call: Call, value: float) -> bool:
     return fits and value == float(np.finfo(np.float32).min)
 
 
-def _counts_zeros(call: Call, value: float) -> bool:
+def _is_counted_zero_padding(call: Call, value: float) -> bool:
     return value == 0 and bool(getattr(call.attrs, "count_include_pad", False))
 
 
-BORDER_TESTS: Mapping[Borders, Callable[[Call, float], bool]] = {
-    Borders.ZEROS: _is_zero,
-    Borders.LOWEST: _is_lowest,
-    Borders.COUNTED: _counts_zeros,
+PADDING_VALUE_TESTS: Mapping[PaddingAbsorption, Callable[[Call, float], bool]] = {
+    PaddingAbsorption.ZEROS: _is_zero_padding,
+    PaddingAbsorption.LOWEST: _is_lowest_padding,
+    PaddingAbsorption.COUNTED: _is_counted_zero_padding,
 }
 """Whether borders of a value are those that an operator makes itself."""
 
 
-def _fold(call: Call) -> Call | None:
+def _fold_pad(call: Call) -> Call | None:
     attrs, inner = call.attrs, call.args[0]
     assert attrs is not None and isinstance(call.op, Op)
     if not (isinstance(inner, Call) and isinstance(inner.op, Op) and inner.op.name == "nn.pad"):
         return None
     layout = getattr(attrs, "data_layout", "") or getattr(attrs, "layout")  # noqa: B009
-    pad_widths = _padding(inner, layout)
+    pad_widths = _foldable_padding(inner, layout)
     if pad_widths is None:
         return None
     padding = getattr(attrs, "padding")  # noqa: B009
@@ -96,7 +96,7 @@ def _fold(call: Call) -> Call | None:
     folded = Call(call.op, args, attrs.with_fields(padding=total_padding), span=call.span)
     value = inner.args[1]
     assert isinstance(value, Constant)
-    fits = BORDER_TESTS[call.op.definition.borders]
+    fits = PADDING_VALUE_TESTS[call.op.definition.borders]
     # Tested with the total padding, on which the answer may depend.
     return folded if fits(folded, float(value.data.item())) else None
 
@@ -108,5 +108,7 @@ def FoldExplicitPadding() -> Pass:  # noqa: N802
     return call_pass(
         "FoldExplicitPadding",
         0,
-        lambda: {name: _fold for name, row in OPS.rows() if row.borders is not Borders.NO},
+        lambda: {
+            name: _fold_pad for name, row in OPS.rows() if row.borders is not PaddingAbsorption.NO
+        },
     )

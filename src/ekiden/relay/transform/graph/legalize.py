@@ -13,17 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ekiden.ir.attrs import Attrs, own_attrs
+from ekiden.ir.attrs import Attrs, unwrap_user_attrs
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.module import IRModule
 from ekiden.ir.op import OP_ATTRS, register_op_attr
-from ekiden.ir.text import type_text
+from ekiden.ir.text import format_type
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import Type
 from ekiden.relay.expr import Call
-from ekiden.relay.transform.graph.calls import Rewrite, rewrite_calls
+from ekiden.relay.transform.graph.calls import CallRewrite, rewrite_calls
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.unify import MismatchError, Unifier
 from ekiden.runtime.errors import CompileError, EkidenError
@@ -45,8 +45,8 @@ def register_legalize(
     return register_op_attr(op_name, table, legal_op)
 
 
-def _rewrite(name: str, legalization: Legalization) -> Rewrite:
-    def rewrite(call: Call) -> RelayExpr | None:
+def _legalize_rewrite(name: str, legalization: Legalization) -> CallRewrite:
+    def legalize_call(call: Call) -> RelayExpr | None:
         """Apply the legalisation to a call, and check the type of its result.
 
         Raises:
@@ -55,7 +55,7 @@ def _rewrite(name: str, legalization: Legalization) -> Rewrite:
         types = [*(a.checked_type for a in call.args), call.checked_type]
         where = f" ({call.span})" if call.span else ""
         try:
-            legal = legalization(own_attrs(call.attrs), call.args, types)
+            legal = legalization(unwrap_user_attrs(call.attrs), call.args, types)
         # Our own errors already name the operator and its location.
         except EkidenError:
             raise
@@ -69,18 +69,18 @@ def _rewrite(name: str, legalization: Legalization) -> Rewrite:
                 f"{name}{where}: its legalization gave {legal!r:.100}, expected an expression"
             )
         # The rule is a user's: a result of another type would fail far from here.
-        kind = _typed(legal).checked_type
+        kind = _infer_if_untyped(legal).checked_type
         try:
             Unifier().unify(call.checked_type, kind)
         except MismatchError:
-            mismatch = f"expected {type_text(call.checked_type)}, got {type_text(kind)}"
+            mismatch = f"expected {format_type(call.checked_type)}, got {format_type(kind)}"
             raise CompileError(f"{name}{where}: its legalization: {mismatch}") from None
         return legal
 
-    return rewrite
+    return legalize_call
 
 
-def _typed(expr: RelayExpr) -> RelayExpr:
+def _infer_if_untyped(expr: RelayExpr) -> RelayExpr:
     """Infer the types of an expression that has none yet."""
     if expr.checked_type_or_none() is None:
         infer_expr_type(expr)
@@ -106,7 +106,7 @@ def Legalize(  # noqa: N802
         rows: Mapping[str, Any] = OP_ATTRS.get(legalize_map_attr_name, {})
         if not rows:
             return module
-        table = {name: _rewrite(name, legal) for name, legal in rows.items()}
-        return map_functions(module, on_body(lambda body: rewrite_calls(body, table)))
+        table = {name: _legalize_rewrite(name, legal) for name, legal in rows.items()}
+        return map_functions(module, lift_body_rewrite(lambda body: rewrite_calls(body, table)))
 
     return Pass(name, transform, opt_level, (InferType(),))

@@ -20,40 +20,40 @@ from ekiden.ir.op import Op
 from ekiden.ir.structural import structural_equal
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Tuple, TupleGetItem
-from ekiden.relay.transform.graph.calls import typed
-from ekiden.relay.transform.graph.simplify_rules import RULES, Rule
+from ekiden.relay.transform.graph.calls import infer_new_types
+from ekiden.relay.transform.graph.simplify_rules import SIMPLIFY_RULES, RewriteRule
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.scopes import map_functions, on_body, rewrite_graph
+from ekiden.relay.transform.language.scopes import lift_body_rewrite, map_functions, rewrite_graph
 from ekiden.runtime.errors import TypeInferenceError
 
-MAX_STEPS = 100
+MAX_RULE_APPLICATIONS = 100
 """Rules applied to one expression one after the other, before giving up on more."""
 
 
-def simplify_expr(root: RelayExpr, rules: Sequence[Rule] = RULES) -> RelayExpr:
+def simplify_expr(root: RelayExpr, rules: Sequence[RewriteRule] = SIMPLIFY_RULES) -> RelayExpr:
     """Return the expression simplified by the rules. Needs checked types."""
     # Rules are looked up by their root operator: trying all of them would dominate.
-    by_name: dict[str, list[Rule]] = {}
+    by_name: dict[str, list[RewriteRule]] = {}
     for rule in rules:
         by_name.setdefault(rule.root, []).append(rule)
 
-    def rewrite(old: RelayExpr, new: RelayExpr) -> RelayExpr:
+    def apply_rules(old: RelayExpr, new: RelayExpr) -> RelayExpr:
         """Apply rules to a node until none matches, at most MAX_STEPS times.
 
         New expressions inside of a result are simplified too, before the next rule is tried.
         """
-        for _ in range(MAX_STEPS):
+        for _ in range(MAX_RULE_APPLICATIONS):
             simplified = _apply_first_rule(new, by_name)
             if simplified is None:
                 break
-            new = _simplify_new_args(typed(simplified), new, by_name)
+            new = _simplify_new_args(infer_new_types(simplified), new, by_name)
         return new
 
-    return rewrite_graph(root, rewrite)
+    return rewrite_graph(root, apply_rules)
 
 
 def _simplify_new_args(
-    result: RelayExpr, old: RelayExpr, by_name: dict[str, list[Rule]]
+    result: RelayExpr, old: RelayExpr, by_name: dict[str, list[RewriteRule]]
 ) -> RelayExpr:
     """Simplify the arguments that a rule created, by one rule application each.
 
@@ -66,10 +66,10 @@ def _simplify_new_args(
     args = [a if id(a) in old_args else _apply_first_rule(a, by_name) or a for a in result.args]
     if all(map(operator.is_, args, result.args)):
         return result
-    return typed(result.with_fields(args=tuple(args)))
+    return infer_new_types(result.with_fields(args=tuple(args)))
 
 
-def _apply_first_rule(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayExpr | None:
+def _apply_first_rule(expr: RelayExpr, by_name: dict[str, list[RewriteRule]]) -> RelayExpr | None:
     """Apply the first matching rule to an expression, or return None."""
     if isinstance(expr, TupleGetItem) and isinstance(expr.tuple_value, Tuple):
         return expr.tuple_value.fields[expr.index]
@@ -78,15 +78,15 @@ def _apply_first_rule(expr: RelayExpr, by_name: dict[str, list[Rule]]) -> RelayE
     for rule in by_name.get(expr.op.name, ()):
         result = rule.apply(expr)
         # A rule whose result has another type does not apply.
-        if result is not None and _has_type_of(result, expr):
+        if result is not None and _preserves_type(result, expr):
             return result
     return None
 
 
-def _has_type_of(result: RelayExpr, expr: RelayExpr) -> bool:
+def _preserves_type(result: RelayExpr, expr: RelayExpr) -> bool:
     try:
         # A rule may narrow a shape or change a dtype in corner cases; such results are discarded.
-        return structural_equal(typed(result).checked_type, expr.checked_type)
+        return structural_equal(infer_new_types(result).checked_type, expr.checked_type)
     except TypeInferenceError:
         return False
 
@@ -99,7 +99,7 @@ def SimplifyExpr(exact: bool = False) -> Pass:  # noqa: N802
         allowed = FloatTier.allowed(context)
         if exact and allowed is not FloatTier.FREE:
             allowed = FloatTier.EXACT
-        rules = [rule for rule in RULES if rule.tier <= allowed]
-        return map_functions(module, on_body(lambda body: simplify_expr(body, rules)))
+        rules = [rule for rule in SIMPLIFY_RULES if rule.tier <= allowed]
+        return map_functions(module, lift_body_rewrite(lambda body: simplify_expr(body, rules)))
 
     return Pass("SimplifyExpr", transform, 0, (InferType(),))

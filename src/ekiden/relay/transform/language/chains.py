@@ -14,14 +14,14 @@ from dataclasses import field
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.op import Op
 from ekiden.relay.expr import Call, Let, Var
-from ekiden.relay.transform.language.scopes import bodies, with_children
+from ekiden.relay.transform.language.scopes import bodies, replace_children
 from ekiden.runtime.lazy_dataclass import dataclass
 
-Binding = tuple[Var, RelayExpr]
+LetBinding = tuple[Var, RelayExpr]
 
 
 @dataclass(slots=True)
-class Chain:
+class LetChain:
     """Let chain of one scope: its bindings in order, and its result atom."""
 
     bindings: list[tuple[Var, RelayExpr]] = field(default_factory=list)
@@ -32,14 +32,14 @@ class Chain:
         assert self.result is not None
         return build_lets(self.bindings, self.result)
 
-    def tail(self) -> int:
+    def tail_binding_index(self) -> int:
         """Return the index of the binding in tail position, looking through aliases and kills; the
         number of bindings if there is none.
         """
         result = self.result
         for at in range(len(self.bindings) - 1, -1, -1):
             variable, value = self.bindings[at]
-            name = op_name(value)
+            name = called_op_name(value)
             if variable is result:
                 # The shape check runs after the call, so the call is not in tail position.
                 if name == "vm.match_shape":
@@ -52,7 +52,7 @@ class Chain:
         return len(self.bindings)
 
 
-def op_name(value: RelayExpr) -> str:
+def called_op_name(value: RelayExpr) -> str:
     """Return the name of the called operator, or "" for any other value."""
     return value.op.name if isinstance(value, Call) and isinstance(value.op, Op) else ""
 
@@ -67,9 +67,9 @@ def build_lets(bindings: list[tuple[Var, RelayExpr]], result: RelayExpr) -> Rela
     return result
 
 
-def unchain(body: RelayExpr) -> Chain:
+def parse_let_chain(body: RelayExpr) -> LetChain:
     """Flatten nested lets into a chain."""
-    chain = Chain()
+    chain = LetChain()
     while isinstance(body, Let):
         chain.bindings.append((body.var, body.value))
         body = body.body
@@ -77,33 +77,35 @@ def unchain(body: RelayExpr) -> Chain:
     return chain
 
 
-def all_bindings(body: RelayExpr) -> Iterator[Binding]:
+def iter_bindings(body: RelayExpr) -> Iterator[LetBinding]:
     """Yield the bindings of every let chain in a body, including nested chains. Iterative."""
     stack = [body]
     while stack:
-        for variable, value in unchain(stack.pop()).bindings:
+        for variable, value in parse_let_chain(stack.pop()).bindings:
             yield variable, value
             stack.extend(bodies(value))
 
 
-def map_chains(body: RelayExpr, rewrite: Callable[[Chain, bool], Chain]) -> RelayExpr:
+def map_chains(body: RelayExpr, rewrite: Callable[[LetChain, bool], LetChain]) -> RelayExpr:
     """Rewrite every let chain in a body, innermost chains first. Iterative.
 
     Args:
         body: The expression.
         rewrite: Takes a chain, and whether it is the body of the function.
     """
-    chains: list[tuple[RelayExpr, Chain]] = []
+    chains: list[tuple[RelayExpr, LetChain]] = []
     stack = [body]
     while stack:
         root = stack.pop()
-        chain = unchain(root)
+        chain = parse_let_chain(root)
         chains.append((root, chain))
         for _, value in chain.bindings:
             stack.extend(bodies(value))
     new: dict[RelayExpr, RelayExpr] = {}
     # Reversed discovery order: chains inside of values are finished before those around them.
     for root, chain in reversed(chains):
-        chain.bindings = [(v, with_children(e, new) if bodies(e) else e) for v, e in chain.bindings]
+        chain.bindings = [
+            (v, replace_children(e, new) if bodies(e) else e) for v, e in chain.bindings
+        ]
         new[root] = rewrite(chain, root is body).wrap()
     return new[body]

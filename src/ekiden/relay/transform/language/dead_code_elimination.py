@@ -17,13 +17,13 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.op import Op
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.expr import Call, Constructor, Function, Let, RefCreate, RefRead, RefWrite, Var
-from ekiden.relay.transform.language.chains import Binding, Chain, map_chains
+from ekiden.relay.transform.language.chains import LetBinding, LetChain, map_chains
 from ekiden.relay.transform.language.scopes import (
     bodies,
     evaluation_order,
     is_atom,
+    lift_body_rewrite,
     map_functions,
-    on_body,
     operands,
     rewrite_graph,
 )
@@ -57,11 +57,11 @@ def is_pure(value: RelayExpr) -> bool:
 
 
 def drop_unused_bindings(
-    bindings: list[Binding], result: RelayExpr, ignore_impurity: bool = False
-) -> list[Binding]:
+    bindings: list[LetBinding], result: RelayExpr, ignore_impurity: bool = False
+) -> list[LetBinding]:
     """Return the live bindings in order: those that a result depends on, and those with effects."""
     used = {e for e in evaluation_order(result) if isinstance(e, Var)}
-    live: list[Binding] = []
+    live: list[LetBinding] = []
     # Backwards, so that what only dropped bindings used is dropped in the same pass.
     for variable, value in reversed(bindings):
         if variable in used or not (ignore_impurity or is_pure(value)):
@@ -77,7 +77,7 @@ def _drop_lets(root: RelayExpr, dead: Set[RelayExpr]) -> RelayExpr:
     )
 
 
-def _without_unused_operands(root: RelayExpr, ignore_impurity: bool) -> RelayExpr:
+def _drop_unused_operand_lets(root: RelayExpr, ignore_impurity: bool) -> RelayExpr:
     """Drop unused lets in operand position, outside of let chains: add({ let %a = 1; 3 }, 2) ->
     add(3, 2).
     """
@@ -92,7 +92,7 @@ def _without_unused_operands(root: RelayExpr, ignore_impurity: bool) -> RelayExp
         root = _drop_lets(root, dead)
 
 
-def _inline_single_uses(chain: Chain) -> Chain:
+def _inline_single_uses(chain: LetChain) -> LetChain:
     """Inline pure values with a single use that no closure captures."""
     assert chain.result is not None
     uses: Counter[RelayExpr] = Counter()
@@ -105,7 +105,7 @@ def _inline_single_uses(chain: Chain) -> Chain:
                 captured |= set(free_vars(expr))
     uses.update([chain.result])
     new: dict[RelayExpr, RelayExpr] = {}
-    remaining: list[Binding] = []
+    remaining: list[LetBinding] = []
     for variable, value in chain.bindings:
         placed = rewrite_graph(value, lambda old, rebuilt: new.get(old, rebuilt))
         once = uses[variable] == 1 and variable not in captured
@@ -113,7 +113,7 @@ def _inline_single_uses(chain: Chain) -> Chain:
             new[variable] = placed
         else:
             remaining.append((variable, placed))
-    return Chain(
+    return LetChain(
         remaining,
         rewrite_graph(chain.result, lambda old, rebuilt_result: new.get(old, rebuilt_result)),
     )
@@ -129,20 +129,20 @@ def DeadCodeElimination(  # noqa: N802
         ignore_impurity: Whether unused bindings go whatever their effect.
     """
 
-    def drop(chain: Chain, is_function_body: bool) -> Chain:
+    def drop_dead_bindings(chain: LetChain, is_function_body: bool) -> LetChain:
         """Drop the dead bindings of a let chain.
 
         Inner chains come first, so that what only a dropped branch used is unused here.
         """
         assert chain.result is not None
         live = drop_unused_bindings(chain.bindings, chain.result, ignore_impurity)
-        remaining = Chain(live, chain.result)
+        remaining = LetChain(live, chain.result)
         return _inline_single_uses(remaining) if inline_once else remaining
 
-    def live(body: RelayExpr) -> RelayExpr:
-        return _without_unused_operands(map_chains(body, drop), ignore_impurity)
+    def eliminate_dead_code(body: RelayExpr) -> RelayExpr:
+        return _drop_unused_operand_lets(map_chains(body, drop_dead_bindings), ignore_impurity)
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return map_functions(module, on_body(live))
+        return map_functions(module, lift_body_rewrite(eliminate_dead_code))
 
     return Pass("DeadCodeElimination", transform, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def free_name(name: str, taken: set[str]) -> str:
+def unique_name(name: str, taken: set[str]) -> str:
     """Return `name`, or the first of `name1`, `name2`, ... that is not taken, and mark it as taken.
     that is not taken, and take it.
     """

@@ -38,20 +38,20 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.analysis.conditions import has_conditions
 from ekiden.relay.expr import Call, Constant, Function, If, Let, Match, Tuple, TupleGetItem, Var
-from ekiden.relay.transform.language.chains import Binding, build_lets
+from ekiden.relay.transform.language.chains import LetBinding, build_lets
 from ekiden.relay.transform.language.infer_type import InferType
-from ekiden.relay.transform.language.lambda_lift import tensors_of
+from ekiden.relay.transform.language.lambda_lift import iter_tensor_types
 from ekiden.relay.transform.language.scopes import (
-    Scope,
+    RelayScope,
     bodies,
     enclosing_scope,
     evaluation_order,
     find_scopes,
-    has_scope,
     is_atom,
+    is_scoped,
     map_functions,
     operands,
-    with_children,
+    replace_children,
 )
 from ekiden.relay.visitor import pattern_vars, type_post_order
 from ekiden.runtime.lazy_dataclass import dataclass
@@ -67,31 +67,31 @@ def hoist_invariants(function: Function) -> Function:
     # Loops are functions that call themselves, so without functions there are none.
     if not any(isinstance(e, Function) and not is_atom(e) for e in order):
         return function
-    return function.with_fields(body=_Hoister(function, order).run())
+    return function.with_fields(body=_Hoister(function, order).print_stmts())
 
 
 @dataclass(slots=True)
-class _Motion:
+class _HoistTarget:
     """Outermost scope in which an expression can be evaluated, and whether it may be moved
     there.
     """
 
-    earliest: Scope
-    moves: bool
+    earliest: RelayScope
+    is_movable: bool
 
 
 @dataclass(slots=True)
-class _Scopes:
+class _ScopeInfo:
     """Scopes of a function's body with their enclosing loops."""
 
-    root: Scope
-    where: dict[RelayExpr, Scope] = field(default_factory=dict)
-    body: dict[Scope, Scope | None] = field(default_factory=dict)
+    root: RelayScope
+    scope_of_expr: dict[RelayExpr, RelayScope] = field(default_factory=dict)
+    enclosing_loop_body: dict[RelayScope, RelayScope | None] = field(default_factory=dict)
     """Scope -> the body of the innermost function around it, or itself; None where there is none.
     """
-    certain: dict[Scope, Scope | None] = field(default_factory=dict)
+    certain_loop_body: dict[RelayScope, RelayScope | None] = field(default_factory=dict)
     """The same, where each call of that function reaches the scope, but perhaps the last."""
-    visible: dict[RelayExpr, Scope] = field(default_factory=dict)
+    scope_of_var: dict[RelayExpr, RelayScope] = field(default_factory=dict)
     """Variable -> the scope from which on it has its value."""
 
 
@@ -101,12 +101,12 @@ class _Hoister:
     def __init__(self, function: Function, order: list[RelayExpr]) -> None:
         self.order = order
         scopes = find_scopes(function.body)
-        self.scopes = _Scopes(scopes[0])
-        self.scopes.where = {e: s for s in scopes for e in s.nodes}
-        self._note_variables(function, scopes)
-        self._note_loops(scopes)
+        self.scopes = _ScopeInfo(scopes[0])
+        self.scopes.scope_of_expr = {e: s for s in scopes for e in s.nodes}
+        self._record_variable_scopes(function, scopes)
+        self._record_loop_bodies(scopes)
         self.symbols = _symbol_scopes(self.scopes)
-        self.places: dict[RelayExpr, _Motion] = {}
+        self.hoist_targets: dict[RelayExpr, _HoistTarget] = {}
         self.aliases: dict[RelayExpr, RelayExpr] = {}
         """Variable of a let inside of a loop -> the value that moves, which replaces it."""
         self.names: dict[RelayExpr, list[Var]] = {}
@@ -116,19 +116,19 @@ class _Hoister:
                 self.names.setdefault(let.value, []).append(let.var)
         self.visits = 0
 
-    def run(self) -> RelayExpr:
+    def print_stmts(self) -> RelayExpr:
         """Return the body with invariants hoisted."""
         for expr in self.order:
-            if has_scope(expr):
-                self.places[expr] = self._place(expr)
-                self._note_aliases(expr)
-        moved = self._targets()
-        return self._rebuilt(moved) if moved else self.scopes.root.result
+            if is_scoped(expr):
+                self.hoist_targets[expr] = self._find_target(expr)
+                self._record_aliases(expr)
+        moved = self._hoisted_exprs()
+        return self._rebuild(moved) if moved else self.scopes.root.result
 
     # Scopes.
 
-    def _note_variables(self, function: Function, scopes: list[Scope]) -> None:
-        visible = self.scopes.visible
+    def _record_variable_scopes(self, function: Function, scopes: list[RelayScope]) -> None:
+        visible = self.scopes.scope_of_var
         visible.update(dict.fromkeys(function.params, scopes[0]))
         for scope in scopes:
             for opener, inner in scope.inner.items():
@@ -141,9 +141,9 @@ class _Hoister:
                         for clause, body in zip(clauses, inner, strict=True):
                             visible.update(dict.fromkeys(pattern_vars(clause.lhs), body))
 
-    def _note_loops(self, scopes: list[Scope]) -> None:
-        again = self._recursing(scopes)
-        body_of, certain = self.scopes.body, self.scopes.certain
+    def _record_loop_bodies(self, scopes: list[RelayScope]) -> None:
+        again = self._recursive_scopes(scopes)
+        body_of, certain = self.scopes.enclosing_loop_body, self.scopes.certain_loop_body
         body_of[scopes[0]] = certain[scopes[0]] = None
         for scope in scopes:  # outer before inner
             for opener, inner in scope.inner.items():
@@ -154,20 +154,20 @@ class _Hoister:
                     # A branch may not be reached, so what could loop in it must not move before it.
                     certain[body] = body if is_function else certain[scope] if is_reached else None
 
-    def _recursing(self, scopes: list[Scope]) -> set[Scope]:
+    def _recursive_scopes(self, scopes: list[RelayScope]) -> set[RelayScope]:
         """Return the scopes on the path from a function's body to its recursive calls."""
-        bodies_of: dict[RelayExpr, Scope] = {}
+        bodies_of: dict[RelayExpr, RelayScope] = {}
         for scope in scopes:
             for opener, inner in scope.inner.items():
                 if isinstance(opener, Function):
                     bodies_of[opener] = inner[0]
         named = [e for e in self.order if isinstance(e, Let) and e.value in bodies_of]
         body_of = {e.var: bodies_of[e.value] for e in named}
-        reaching: set[Scope] = set()
-        for expr, scope in self.scopes.where.items():
+        reaching: set[RelayScope] = set()
+        for expr, scope in self.scopes.scope_of_expr.items():
             if isinstance(expr, Call) and isinstance(expr.op, Var) and expr.op in body_of:
                 body = body_of[expr.op]
-                at: Scope | None = scope
+                at: RelayScope | None = scope
                 while at is not None and at is not body and at.depth > body.depth:
                     # The scopes further out have been recorded with it.
                     if at in reaching:
@@ -178,52 +178,52 @@ class _Hoister:
 
     # Places.
 
-    def _place(self, expr: RelayExpr) -> _Motion:
-        scope = self.scopes.where[expr]
-        stays = _Motion(scope, moves=False)
+    def _find_target(self, expr: RelayExpr) -> _HoistTarget:
+        scope = self.scopes.scope_of_expr[expr]
+        stays = _HoistTarget(scope, is_movable=False)
         # No function is around it, so it is evaluated once anyway.
-        if self.scopes.body[scope] is None:
+        if self.scopes.enclosing_loop_body[scope] is None:
             return stays
         if bodies(expr):
-            return self._region(expr, scope) or stays
+            return self._region_target(expr, scope) or stays
         if not _is_movable(expr):
             return stays
         inside = [o for o in operands(expr) if not isinstance(o, Constant)]
-        return self._after_operands(expr, scope, inside) or stays
+        return self._target_after_operands(expr, scope, inside) or stays
 
-    def _after_operands(
-        self, expr: RelayExpr, scope: Scope, inside: list[RelayExpr]
-    ) -> _Motion | None:
+    def _target_after_operands(
+        self, expr: RelayExpr, scope: RelayScope, inside: list[RelayExpr]
+    ) -> _HoistTarget | None:
         """Return the target after all operands of an expression; None where it uses a dimension
         that is bound elsewhere.
         """
         earliest = self.scopes.root
         for operand in inside:
-            at = self._earliest(operand)
+            at = self._earliest_scope(operand)
             if at.depth > earliest.depth:
                 earliest = at
-        for symbol in _symbols_of(expr):
+        for symbol in _used_symbols(expr):
             named = self.symbols.get(symbol)
             # A dimension that is bound elsewhere has no value at the target.
             if named is None or enclosing_scope(scope, named.depth) is not named:
                 return None
             if named.depth > earliest.depth:
                 earliest = named
-        return _Motion(earliest, moves=True)
+        return _HoistTarget(earliest, is_movable=True)
 
-    def _earliest(self, operand: RelayExpr) -> Scope:
+    def _earliest_scope(self, operand: RelayExpr) -> RelayScope:
         if operand in self.aliases:
-            return self.places[self.aliases[operand]].earliest
-        if operand in self.places:
-            return self.places[operand].earliest
-        return self.scopes.visible.get(operand, self.scopes.root)
+            return self.hoist_targets[self.aliases[operand]].earliest
+        if operand in self.hoist_targets:
+            return self.hoist_targets[operand].earliest
+        return self.scopes.scope_of_var.get(operand, self.scopes.root)
 
-    def _note_aliases(self, value: RelayExpr) -> None:
+    def _record_aliases(self, value: RelayExpr) -> None:
         """Record the variables that alias a hoisted value, transitively, so that they resolve to
         it.
         """
-        motion = self.places.get(self.aliases.get(value, value))
-        if motion is None or not motion.moves or _costs_nothing(value):
+        motion = self.hoist_targets.get(self.aliases.get(value, value))
+        if motion is None or not motion.is_movable or _is_free(value):
             return
         unseen = [value]
         while unseen:
@@ -235,7 +235,7 @@ class _Hoister:
                     self.aliases[var] = self.aliases.get(named, named)
                     unseen.append(var)
 
-    def _region(self, expr: RelayExpr, scope: Scope) -> _Motion | None:
+    def _region_target(self, expr: RelayExpr, scope: RelayScope) -> _HoistTarget | None:
         """Return the target of a whole loop or branch; None where it is in tail position or has an
         effect.
         """
@@ -254,10 +254,10 @@ class _Hoister:
         read = {o: None for e in nodes for o in (*operands(e), *bodies(e))}
         for node in nodes:
             read.pop(node, None)
-        motion = self._after_operands(
-            expr, scope, [o for o in read if not self._is_inside(o, inner)]
+        motion = self._target_after_operands(
+            expr, scope, [o for o in read if not self._is_region_local(o, inner)]
         )
-        symbols = {s for e in nodes for s in _symbols_of(e)} if motion is not None else set()
+        symbols = {s for e in nodes for s in _used_symbols(e)} if motion is not None else set()
         for named in (self.symbols.get(s) for s in symbols):
             if motion is None or named is None or named in inner:
                 continue
@@ -265,35 +265,41 @@ class _Hoister:
                 motion.earliest = named
         if motion is not None and any(isinstance(e, Function) for e in nodes):
             # A loop may not end, so it moves only where it would have been reached.
-            motion.earliest = _target(scope, motion.earliest, self.scopes.certain)
+            motion.earliest = _outermost_target(
+                scope, motion.earliest, self.scopes.certain_loop_body
+            )
         return motion
 
-    def _is_inside(self, operand: RelayExpr, inner: set[Scope]) -> bool:
+    def _is_region_local(self, operand: RelayExpr, inner: set[RelayScope]) -> bool:
         """Return whether an operand that a region reads is defined inside it."""
-        at = self.scopes.where.get(operand) or self.scopes.visible.get(operand)
+        at = self.scopes.scope_of_expr.get(operand) or self.scopes.scope_of_var.get(operand)
         return at is None or at in inner
 
     # What moves.
 
-    def _targets(self) -> dict[RelayExpr, Scope]:
+    def _hoisted_exprs(self) -> dict[RelayExpr, RelayScope]:
         """Return the hoisted expressions with their target scopes."""
-        targets: dict[RelayExpr, Scope] = {}
-        for expr, motion in self.places.items():
-            scope = self.scopes.where[expr]
-            target = _target(scope, motion.earliest, self.scopes.body) if motion.moves else scope
+        targets: dict[RelayExpr, RelayScope] = {}
+        for expr, motion in self.hoist_targets.items():
+            scope = self.scopes.scope_of_expr[expr]
+            target = (
+                _outermost_target(scope, motion.earliest, self.scopes.enclosing_loop_body)
+                if motion.is_movable
+                else scope
+            )
             if target is not scope:
                 targets[expr] = target
         return targets
 
-    def _bound(self, moved: Mapping[RelayExpr, Scope]) -> dict[RelayExpr, RelayExpr]:
+    def _name_hoisted(self, moved: Mapping[RelayExpr, RelayScope]) -> dict[RelayExpr, RelayExpr]:
         """Create variables for hoisted expressions that are read outside their target scope."""
         read: dict[RelayExpr, None] = {}
         for expr in self.order:
-            target = None if _costs_nothing(expr) else moved.get(expr)
+            target = None if _is_free(expr) else moved.get(expr)
             for operand in (*operands(expr), *bodies(expr)):
                 # Values that are read only where they move to need no name.
                 value = self.aliases.get(operand, operand)
-                if value in moved and not _costs_nothing(value) and moved[value] is not target:
+                if value in moved and not _is_free(value) and moved[value] is not target:
                     read[value] = None
         names: dict[RelayExpr, RelayExpr] = {}
         for expr in read:
@@ -302,30 +308,30 @@ class _Hoister:
             names[expr] = variable
         return names
 
-    def _rebuilt(self, moved: dict[RelayExpr, Scope]) -> RelayExpr:
-        names = self._bound(moved)
+    def _rebuild(self, moved: dict[RelayExpr, RelayScope]) -> RelayExpr:
+        names = self._name_hoisted(moved)
         new: dict[RelayExpr, RelayExpr] = {}
-        bindings: dict[Scope, list[Binding]] = {}
+        bindings: dict[RelayScope, list[LetBinding]] = {}
         for expr in self.order:
-            scope = self.scopes.where.get(expr)
+            scope = self.scopes.scope_of_expr.get(expr)
             children_: dict[RelayExpr, RelayExpr] = {}
             for operand in operands(expr):
-                children_[operand] = self._replaced(operand, names, new)
+                children_[operand] = self._resolve(operand, names, new)
             for body in scope.inner.get(expr, ()) if scope is not None else ():
-                result = self._replaced(body.result, names, new)
+                result = self._resolve(body.result, names, new)
                 children_[body.result] = build_lets(bindings.pop(body, []), result)
             if isinstance(expr, Let):  # its body may be its variable, which an alias replaces
-                new[expr] = _rebuilt_let(expr, children_[expr.value], children_[expr.body])
+                new[expr] = _rebuild_let(expr, children_[expr.value], children_[expr.body])
             else:
-                new[expr] = with_children(expr, children_) if children_ else expr
+                new[expr] = replace_children(expr, children_) if children_ else expr
             if expr in names:
                 variable = names[expr]
                 assert isinstance(variable, Var)
                 bindings.setdefault(moved[expr], []).append((variable, new[expr]))
         root = self.scopes.root
-        return build_lets(bindings.pop(root, []), self._replaced(root.result, names, new))
+        return build_lets(bindings.pop(root, []), self._resolve(root.result, names, new))
 
-    def _replaced(
+    def _resolve(
         self,
         expr: RelayExpr,
         names: Mapping[RelayExpr, RelayExpr],
@@ -336,7 +342,7 @@ class _Hoister:
         return names[value] if value in names else new.get(expr, expr)
 
 
-def _rebuilt_let(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
+def _rebuild_let(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
     """Rebuild a let with another value and body, and its old type."""
     if value is let.value and body is let.body:
         return let
@@ -346,7 +352,9 @@ def _rebuilt_let(let: Let, value: RelayExpr, body: RelayExpr) -> RelayExpr:
     return rebuilt
 
 
-def _target(scope: Scope, earliest: Scope, body_of: Mapping[Scope, Scope | None]) -> Scope:
+def _outermost_target(
+    scope: RelayScope, earliest: RelayScope, body_of: Mapping[RelayScope, RelayScope | None]
+) -> RelayScope:
     """Return the outermost scope reachable by leaving loop bodies without passing the earliest
     admissible scope.
     """
@@ -359,7 +367,7 @@ def _target(scope: Scope, earliest: Scope, body_of: Mapping[Scope, Scope | None]
     return best
 
 
-def _region_contents(expr: RelayExpr, scope: Scope) -> tuple[set[Scope], list[RelayExpr]]:
+def _region_contents(expr: RelayExpr, scope: RelayScope) -> tuple[set[RelayScope], list[RelayExpr]]:
     """Return the scopes and all expressions inside an expression, with those of a function that it
     binds.
     """
@@ -367,7 +375,7 @@ def _region_contents(expr: RelayExpr, scope: Scope) -> tuple[set[Scope], list[Re
     if isinstance(expr, Let) and isinstance(expr.value, Function):
         nodes.append(expr.value)
     stack = [inner for opener in nodes for inner in scope.inner.get(opener, ())]
-    inside: set[Scope] = set()
+    inside: set[RelayScope] = set()
     while stack:
         body = stack.pop()
         inside.add(body)
@@ -397,44 +405,44 @@ def _is_movable(expr: RelayExpr, functions: set[Var] | None = None) -> bool:
     return False
 
 
-def _costs_nothing(expr: RelayExpr) -> bool:
+def _is_free(expr: RelayExpr) -> bool:
     """Return whether recomputing an expression is free: tuples and fills."""
     if isinstance(expr, Call) and isinstance(expr.op, Op):
         return expr.op.definition.fills is not None
     return isinstance(expr, Tuple)
 
 
-def _symbol_scopes(scopes: _Scopes) -> dict[Symbol, Scope]:
+def _symbol_scopes(scopes: _ScopeInfo) -> dict[Symbol, RelayScope]:
     """Map each symbolic dimension to the outermost scope in which a variable's type
     determines it.
     """
-    outermost: dict[Symbol, Scope] = {}
-    for variable, scope in scopes.visible.items():
+    outermost: dict[Symbol, RelayScope] = {}
+    for variable, scope in scopes.scope_of_var.items():
         kind = variable.checked_type_or_none()
-        for symbol in () if kind is None else _shown_dims(kind):
+        for symbol in () if kind is None else _symbolic_dims(kind):
             if symbol not in outermost or scope.depth < outermost[symbol].depth:
                 outermost[symbol] = scope
     return outermost
 
 
-def _shown_dims(kind: Type) -> Iterator[Symbol]:
-    for tensor in tensors_of(kind):
+def _symbolic_dims(kind: Type) -> Iterator[Symbol]:
+    for tensor in iter_tensor_types(kind):
         yield from (d for d in tensor.shape if isinstance(d, Symbol))
 
 
-def _symbols_of(expr: RelayExpr) -> set[Symbol]:
+def _used_symbols(expr: RelayExpr) -> set[Symbol]:
     """Return the symbolic dimensions in an expression's type and attributes."""
     symbols: set[Symbol] = set()
     kind = expr.checked_type_or_none()
     for tensor in () if kind is None else type_post_order(kind):
         if isinstance(tensor, TensorType):
-            symbols.update(_dims_in(tensor.shape))
+            symbols.update(_symbols_in(tensor.shape))
     if isinstance(expr, Call) and isinstance(expr.attrs, Attrs):
-        symbols.update(_dims_in(tuple(expr.attrs[name] for name in expr.attrs)))
+        symbols.update(_symbols_in(tuple(expr.attrs[name] for name in expr.attrs)))
     return symbols
 
 
-def _dims_in(values: tuple[object, ...]) -> Iterator[Symbol]:
+def _symbols_in(values: tuple[object, ...]) -> Iterator[Symbol]:
     stack: list[object] = list(values)
     while stack:
         value = stack.pop()

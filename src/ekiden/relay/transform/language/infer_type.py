@@ -20,15 +20,15 @@ else:
     diagnostics = LazyModule("ekiden.ir.diagnostics")
 
 
-def _infer(module: IRModule, context: PassContext) -> IRModule:
+def _infer_with_diagnostics(module: IRModule, context: PassContext) -> IRModule:
     try:
         return infer_type(module)
     except TypeInferenceError as error:
-        diagnostics.report(module, error)
+        diagnostics.report_error(module, error)
         raise
 
 
-_INFER_TYPE = Pass("InferType", _infer)
+_INFER_TYPE = Pass("InferType", _infer_with_diagnostics)
 
 
 def InferType() -> Pass:  # noqa: N802

@@ -12,14 +12,16 @@ from __future__ import annotations
 from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext, module_pass
 from ekiden.relay.expr import Function
-from ekiden.relay.transform.language.inline import inline, is_kernel
+from ekiden.relay.transform.language.inline import inline, is_kernel_function
 
 
 @module_pass(name="InlineKernels")
 def _inline_kernels(module: IRModule, context: PassContext) -> IRModule:
-    if not any(isinstance(f, Function) and is_kernel(f) for f in module.functions.values()):
+    if not any(
+        isinstance(f, Function) and is_kernel_function(f) for f in module.functions.values()
+    ):
         return module
-    return inline(module, lambda name, function: is_kernel(function))
+    return inline(module, lambda name, function: is_kernel_function(function))
 
 
 def InlineKernels() -> Pass:  # noqa: N802

@@ -12,7 +12,7 @@ from ekiden.ir.module import IRModule
 from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay.analysis.call_graph import CallGraph
 
-ENTRIES_ATTRIBUTE = "entries"
+ENTRY_FUNCTIONS_ATTR = "entries"
 """The attribute of a module that names functions called from outside, beside main."""
 
 
@@ -25,7 +25,7 @@ def RemoveUnusedFunctions(entry_functions: Sequence[str] = ("main",)) -> Pass:  
         """Remove functions that neither `entry_functions` nor the module's attribute of entry
         points reach.
         """
-        further = cast(Sequence[str], module.attrs.get(ENTRIES_ATTRIBUTE, ()))
+        further = cast(Sequence[str], module.attrs.get(ENTRY_FUNCTIONS_ATTR, ()))
         dropped = set(CallGraph(module).unreachable((*entry_functions, *further)))
         reachable = {g: f for g, f in module.functions.items() if g not in dropped}
         return module.with_functions(reachable)

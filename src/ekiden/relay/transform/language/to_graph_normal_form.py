@@ -15,9 +15,9 @@ from ekiden.relay.expr import Let
 from ekiden.relay.transform.language.dead_code_elimination import is_pure
 from ekiden.relay.transform.language.scopes import (
     captured_vars,
+    lift_body_rewrite,
     map_functions,
-    on_body,
-    with_children,
+    replace_children,
 )
 from ekiden.relay.visitor import children, post_order
 
@@ -35,14 +35,14 @@ def to_graph_normal_form(root: RelayExpr) -> RelayExpr:
     new: dict[RelayExpr, RelayExpr] = {}
     for expr in order:
         if isinstance(expr, Let) and expr.var in dropped:
-            new[expr] = _resolve(expr.body, dropped, new)
+            new[expr] = _resolve_value(expr.body, dropped, new)
         else:
-            inside = {c: _resolve(c, dropped, new) for c in children(expr)}
-            new[expr] = with_children(expr, inside)
-    return _resolve(root, dropped, new)
+            inside = {c: _resolve_value(c, dropped, new) for c in children(expr)}
+            new[expr] = replace_children(expr, inside)
+    return _resolve_value(root, dropped, new)
 
 
-def _resolve(
+def _resolve_value(
     expr: RelayExpr, dropped: dict[RelayExpr, RelayExpr], new: dict[RelayExpr, RelayExpr]
 ) -> RelayExpr:
     """Return the rewritten expression, looking through inlined variables."""
@@ -53,7 +53,7 @@ def _resolve(
 
 @module_pass(name="ToGraphNormalForm", opt_level=1)
 def _to_graph_normal_form(module: IRModule, context: PassContext) -> IRModule:
-    return map_functions(module, on_body(to_graph_normal_form))
+    return map_functions(module, lift_body_rewrite(to_graph_normal_form))
 
 
 def ToGraphNormalForm() -> Pass:  # noqa: N802

@@ -43,12 +43,14 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa:
         # A copy for each run: a pass may run more than once.
         pending = dict(data)
 
-        def change(function: Function) -> Function:
+        def change_params(function: Function) -> Function:
             """Replace the parameters by ones of the new batch size; the result type is
             re-inferred.
             """
             moved = {
-                v: _changed(v, pending.pop(v), batch_size) for v in function.params if v in pending
+                v: _with_batch_size(v, pending.pop(v), batch_size)
+                for v in function.params
+                if v in pending
             }
             if not moved:
                 return function
@@ -57,7 +59,7 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa:
                 params=params, body=bind(function.body, moved), ret_type=None
             )
 
-        changed = map_functions(module, change)
+        changed = map_functions(module, change_params)
         # Parameters were removed as functions with them were met.
         if pending:
             raise CompileError(f"ChangeBatch: no function has the parameter {next(iter(pending))}")
@@ -66,7 +68,7 @@ def ChangeBatch(data: Mapping[Var, int], batch_size: int = 16) -> Pass:  # noqa:
     return Pass("ChangeBatch", transform, 0, (InferType(),))
 
 
-def _changed(var: Var, axis: int, batch: int) -> Var:
+def _with_batch_size(var: Var, axis: int, batch: int) -> Var:
     kind = var.type_annotation
     # Only declared shapes change; without an annotation inference decides.
     if not isinstance(kind, TensorType) or not 0 <= axis < len(kind.shape):

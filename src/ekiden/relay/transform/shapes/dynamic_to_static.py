@@ -24,15 +24,15 @@ from ekiden.relay.transform.graph.fold_constant import fold_call
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import (
     evaluation_order,
-    infer_here,
+    infer_local_type,
+    lift_body_rewrite,
     map_functions,
-    on_body,
 )
 from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import children, rebuild, type_post_order
 
 
-def _static(call: Call) -> RelayExpr:
+def _to_static_call(call: Call) -> RelayExpr:
     """Return a call with constant size arguments as a call of the static operator.
 
     Other calls stay as they are.
@@ -60,13 +60,13 @@ def dynamic_to_static(root: RelayExpr) -> RelayExpr:
     for expr in evaluation_order(root):
         rebuilt = rebuild(expr, [new.get(c, c) for c in children(expr)])
         if isinstance(rebuilt, Call) and isinstance(rebuilt.op, Op):
-            rebuilt = _static(rebuilt)
+            rebuilt = _to_static_call(rebuilt)
             if _has_typed_operands(rebuilt):
-                infer_here(rebuilt)
+                infer_local_type(rebuilt)
                 # Folding at once lets a shape that became constant make later ones static.
                 rebuilt = fold_call(rebuilt) if isinstance(rebuilt, Call) else rebuilt
         elif isinstance(rebuilt, (Tuple, TupleGetItem)) and _has_typed_operands(rebuilt):
-            infer_here(rebuilt)
+            infer_local_type(rebuilt)
         new[expr] = rebuilt
     return new[root]
 
@@ -85,9 +85,9 @@ def _has_typed_operands(expr: RelayExpr) -> bool:
     return True
 
 
-def _on_function(function: Function) -> Function:
+def _rewrite_function(function: Function) -> Function:
     """Rewrite a function to static operators; a result type with unknown dimensions is dropped."""
-    static = on_body(dynamic_to_static)(function)
+    static = lift_body_rewrite(dynamic_to_static)(function)
     kinds = type_post_order(static.ret_type) if static.ret_type is not None else []
     unknown = any(
         isinstance(d, AnyDim) for k in kinds if isinstance(k, TensorType) for d in k.shape
@@ -100,6 +100,6 @@ def DynamicToStatic() -> Pass:  # noqa: N802
     """Return a pass that makes dynamic operators static (TVM's DynamicToStatic)."""
 
     def transform(module: IRModule, context: PassContext) -> IRModule:
-        return infer_type(map_functions(module, _on_function))
+        return infer_type(map_functions(module, _rewrite_function))
 
     return Pass("DynamicToStatic", transform, 2, (InferType(),))

@@ -49,7 +49,7 @@ MAX_CONTROL_ELEMENTS = 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Step:
+class KernelStep:
     """Kernel call with the domains of its results and non-constant arguments, and whether it is
     cheap on the host.
     """
@@ -59,14 +59,14 @@ class Step:
     is_cheap: bool
 
 
-def is_few_integers(kind: Type) -> bool:
+def is_small_integer_type(kind: Type) -> bool:
     """Return whether a type, or the contents of a reference, is integers or booleans of at most
     MAX_CONTROL_ELEMENTS elements.
     """
     while isinstance(kind, RelayRefType):
         kind = kind.value
     if isinstance(kind, TupleType):
-        return all(map(is_few_integers, kind.fields))
+        return all(map(is_small_integer_type, kind.fields))
     if not isinstance(kind, TensorType) or not kind.dtype.startswith(("int", "uint", "bool")):
         return False
     # An unknown dimension could be any number of elements.
@@ -74,22 +74,22 @@ def is_few_integers(kind: Type) -> bool:
     return len(sizes) == len(kind.shape) and prod(sizes) <= MAX_CONTROL_ELEMENTS
 
 
-def is_cheap(call: Call) -> bool:
+def is_cheap_kernel(call: Call) -> bool:
     """Return whether a kernel is elementwise, a data movement or a reduction."""
     return not isinstance(call.op, Op) or call.op.definition.pattern <= OpPattern.COMM_REDUCE
 
 
-def host_domains(
+def find_host_domains(
     every: Iterable[DeviceDomain],
-    steps: Sequence[Step],
+    steps: Sequence[KernelStep],
     needs: Iterable[DeviceDomain],
     entry: Iterable[DeviceDomain],
 ) -> list[DeviceDomain]:
     """Return the unplaced domains of `every` that belong on the host. `needs` are places that the
     host reads, `entry` those of what the program's caller gives.
     """
-    makers: dict[DeviceDomain, list[Step]] = defaultdict(list)
-    readers: dict[DeviceDomain, list[Step]] = defaultdict(list)
+    makers: dict[DeviceDomain, list[KernelStep]] = defaultdict(list)
+    readers: dict[DeviceDomain, list[KernelStep]] = defaultdict(list)
     for step in steps:
         for domain in step.results:
             makers[domain].append(step)
@@ -98,23 +98,25 @@ def host_domains(
     # Domains are merged during unification, so only their roots can be compared.
     inputs = {domain_in_entry.root() for domain_in_entry in entry}
     pending = [domain_in_needs.root() for domain_in_needs in needs]
-    qualified = {p: None for p in every if _may_qualify(p, p in makers or p in inputs)}
+    qualified = {p: None for p in every if _is_candidate(p, p in makers or p in inputs)}
 
-    def is_unfit(step: Step) -> bool:
+    def is_disqualifying(step: KernelStep) -> bool:
         """Return whether a step is expensive or reads values computed on a device."""
         return not step.is_cheap or any(
             p not in qualified and not _is_on_host(p) for p in step.arguments
         )
 
     # Results of unfit steps lose their qualification, which can make their readers unfit in turn.
-    waiting = [step for step in steps if is_unfit(step)]
+    waiting = [step for step in steps if is_disqualifying(step)]
     while waiting:
         for domain in waiting.pop().results:
             if domain in qualified:
                 del qualified[domain]
-                waiting += (step for step in readers[domain] if is_unfit(step))
+                waiting += (step for step in readers[domain] if is_disqualifying(step))
     # No kernel computes these, so the host has them without a copy.
-    pinned = {p: None for p in qualified if p.reads_pinned and p not in makers and p not in inputs}
+    pinned = {
+        p: None for p in qualified if p.uses_pinned_value and p not in makers and p not in inputs
+    }
     visited: set[DeviceDomain] = set()
     # From the values that the host reads back to all that they are computed from.
     while pending:
@@ -122,7 +124,7 @@ def host_domains(
         given_by = makers.get(domain, [])
         # Without the set of visited places a loop would be followed without end.
         if domain in visited or not (
-            domain in qualified or _is_decision(domain, given_by, qualified)
+            domain in qualified or _is_control_value(domain, given_by, qualified)
         ):
             continue
         visited.add(domain)
@@ -131,8 +133,8 @@ def host_domains(
     return list(pinned)
 
 
-def _is_decision(
-    domain: DeviceDomain, steps: Sequence[Step], qualified: Container[DeviceDomain]
+def _is_control_value(
+    domain: DeviceDomain, steps: Sequence[KernelStep], qualified: Container[DeviceDomain]
 ) -> bool:
     """Return whether a domain holds integers computed from small integers alone, some of them on
     the host.
@@ -147,9 +149,9 @@ def _is_decision(
     )
 
 
-def _may_qualify(domain: DeviceDomain, is_computed: bool) -> bool:
+def _is_candidate(domain: DeviceDomain, is_computed: bool) -> bool:
     """Return whether a domain is unplaced and holds small integers, or copies of host values."""
-    is_copy = domain.reads_pinned and not is_computed
+    is_copy = domain.uses_pinned_value and not is_computed
     return domain.where is None and (domain.is_small or is_copy)
 
 
@@ -160,8 +162,8 @@ def _is_on_host(domain: DeviceDomain) -> bool:
 __all__ = [
     "MAX_CONTROL_ELEMENTS",
     "HostReason",
-    "Step",
-    "host_domains",
-    "is_cheap",
-    "is_few_integers",
+    "KernelStep",
+    "find_host_domains",
+    "is_cheap_kernel",
+    "is_small_integer_type",
 ]

@@ -24,10 +24,10 @@ from ekiden.relay.type_infer import infer_type
 from ekiden.relay.visitor import fresh_copy, map_type, type_post_order
 from ekiden.runtime.errors import TypeInferenceError
 
-PRIMES = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009)
+TRIAL_PRIME_SIZES = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009)
 """The sizes that are tried; a program of more unknown dimensions stays as it is."""
 
-Make = Callable[[str, int], PrimExpr]
+DimensionBuilder = Callable[[str, int], PrimExpr]
 """The dimension along an axis of the parameter of that name."""
 
 
@@ -44,19 +44,21 @@ def NameDimensions() -> Pass:  # noqa: N802
         main = next((f for g, f in module.functions.items() if g.name_hint == "main"), None)
         if not isinstance(main, Function):
             return module
-        unknown = sum(_count(p.type_annotation) for p in main.params)
-        if not 0 < unknown <= len(PRIMES) or _has_structure(main):
+        unknown = sum(_num_unknown_dims(p.type_annotation) for p in main.params)
+        if not 0 < unknown <= len(TRIAL_PRIME_SIZES) or _has_higher_order_values(main):
             return module
         # Distinct primes: if inference succeeds with unrelated sizes, no two dimensions need to be
         # equal.
-        sizes = iter(PRIMES)
+        sizes = iter(TRIAL_PRIME_SIZES)
         try:
             # Distinct primes: any equation between unknown dimensions fails here, and then they
             # must stay unknown.
             infer_type(
-                module.with_function("main", _filled(main, lambda name, axis: IntImm(next(sizes))))
+                module.with_function(
+                    "main", _fill_unknown_dims(main, lambda name, axis: IntImm(next(sizes)))
+                )
             )
-            named = _filled(main, lambda name, axis: SizeVar(f"{name}_{axis}"))
+            named = _fill_unknown_dims(main, lambda name, axis: SizeVar(f"{name}_{axis}"))
             return infer_type(module.with_function("main", named))
         except TypeInferenceError:
             return module
@@ -64,7 +66,7 @@ def NameDimensions() -> Pass:  # noqa: N802
     return Pass("NameDimensions", transform)
 
 
-def _has_structure(main: Function) -> bool:
+def _has_higher_order_values(main: Function) -> bool:
     # Tensors of several shapes share one type in function values and data structures.
     return any(
         isinstance(e, (Function, Constructor, Match)) or (isinstance(e, Var) and _is_function(e))
@@ -77,29 +79,29 @@ def _is_function(var: Var) -> bool:
     return isinstance(var.checked_type_or_none(), FuncType)
 
 
-def _count(kind: Type | None) -> int:
+def _num_unknown_dims(kind: Type | None) -> int:
     """Return the number of unknown dimensions in a type."""
     subtypes = type_post_order(kind) if kind is not None else []
     shapes = [t.shape for t in subtypes if isinstance(t, TensorType)]
     return sum(isinstance(d, AnyDim) for shape in shapes for d in shape)
 
 
-def _filled(function: Function, make: Make) -> Function:
+def _fill_unknown_dims(function: Function, make: DimensionBuilder) -> Function:
     """Return a copy of the function with the unknown dimensions of its parameters replaced."""
-    params = tuple(Var(p.name_hint, _fill(p, make), p.span) for p in function.params)
+    params = tuple(Var(p.name_hint, _fill_param_type(p, make), p.span) for p in function.params)
     # A declared result of unknown dimensions would hide the names.
-    ret = function.ret_type if not _count(function.ret_type) else None
+    ret = function.ret_type if not _num_unknown_dims(function.ret_type) else None
     new: dict[Var, Expr] = dict(zip(function.params, params, strict=True))
     body = fresh_copy(function.body, new)
     return Function(params, body, ret, function.type_params, function.attrs, function.span)
 
 
-def _fill(param: Var, make: Make) -> Type | None:
+def _fill_param_type(param: Var, make: DimensionBuilder) -> Type | None:
     kind = param.type_annotation
     if kind is None:
         return None
 
-    def replace(kind: Type) -> Type:
+    def fill_tensor_type(kind: Type) -> Type:
         """Replace each unknown dimension of a tensor type by the dimension for its axis.
 
         Nested types are walked by `map_type`.
@@ -112,4 +114,4 @@ def _fill(param: Var, make: Make) -> Type | None:
         )
         return TensorType(tuple(dims), kind.dtype)
 
-    return map_type(kind, replace)
+    return map_type(kind, fill_tensor_type)
