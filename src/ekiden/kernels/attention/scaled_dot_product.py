@@ -130,7 +130,7 @@ class AttentionTiling:
 
     rows: int = DEFAULT_ATTENTION_TILE_ROWS
     vectors: int = DEFAULT_PANEL_VECTORS
-    prefetch_distance: int = 0
+    own: int = 0
     unroll: int = 1
     values: str = "direct"
     split: str = "heads"
@@ -389,11 +389,11 @@ class AttentionKernel:
 
     def _prefetch_step(self, panel: Buffer, step: PrimExpr, row: int) -> PrefetchStep | None:
         """Return prefetches of the row that a tile reads `own` steps later, or None."""
-        if not self.cut.prefetch_distance:
+        if not self.cut.own:
             return None
 
         def emit_prefetches(origin: PrimExpr, k: PrimExpr, column: int) -> list[Stmt]:
-            at = origin + (k + self.cut.prefetch_distance) * step
+            at = origin + (k + self.cut.own) * step
             return [Prefetch(panel, (simplify(at + n),), 3) for n in range(0, row, CACHE_LINE_F32S)]
 
         return emit_prefetches
