@@ -391,7 +391,7 @@ def main() -> None:
     if options.write is not None:
         write_checkpoint(options.write, options.size, options.formats)
         return
-    if options.epilogue_flops:
+    if options.work:
         threads = options.threads[0]
         serve_requests(
             make_engine(options, threads), time.process_time if options.cpu else time.perf_counter
