@@ -343,8 +343,8 @@ def start_workers(options: argparse.Namespace, threads: int) -> list[EngineProce
     own += [] if options.read is None else ["--read", str(options.read)]
     workers = [
         EngineProcess(f"Ekiden {format}, {cache}",
-               [*own, "--work", "--formats", format, "--caches", cache],
-               RandomCheckpoint(options.size, format).product_weight_bytes)
+                      [*own, "--work", "--formats", format, "--caches", cache],
+                      RandomCheckpoint(options.size, format).product_weight_bytes)
         for format in options.formats
         for cache in options.caches
     ]  # fmt: skip

@@ -83,7 +83,7 @@ def _grpc() -> tuple[Any, Loader]:
 
     row = {"name": "x", "datatype": "FP32", "shape": [1, 4]}
     inside = create_message("ModelInferRequest", model_name="m", id="1",
-                     inputs=[{**row, "contents": {"fp32_contents": [1.0] * 4}}])  # fmt: skip
+                            inputs=[{**row, "contents": {"fp32_contents": [1.0] * 4}}])  # fmt: skip
     raw = create_message(
         "ModelInferRequest", model_name="m", inputs=[row], raw_input_contents=[b"\0" * 16]
     )
