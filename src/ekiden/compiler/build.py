@@ -372,8 +372,8 @@ def _check_size(name: str, kind: TensorType) -> None:
     known_dims = [d.value for d in kind.shape if isinstance(d, IntImm)]
     if math.prod(known_dims) * itemsize(kind.dtype) >= 1 << 63:
         raise CompileError(
-            f"compile: '{name}' is a {kind.dtype}{[_describe_dim(d) for d in kind.shape]}: a tensor of more "
-            "than 2**63 bytes"
+            f"compile: '{name}' is a {kind.dtype}{[_describe_dim(d) for d in kind.shape]}: "
+            "a tensor of more than 2**63 bytes"
         )
 
 
