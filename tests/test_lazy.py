@@ -109,16 +109,16 @@ def test_a_module_that_uses_a_package_is_loaded_while_another_thread_loads_the_p
 
 PACKAGE = """
 from ekiden._lazy import attach
-EXPORTS = {"dense": "dense", "conv": "conv2d deconv:transposed", "": "layers:conv"}
+EXPORTS = {"products": "dense", "conv": "conv2d deconv:transposed", "": "layers:conv"}
 __getattr__, __dir__ = attach(__name__, EXPORTS)
 """
 
 
 @pytest.fixture
 def package(put: Put) -> Any:  # noqa: ANN401
-    """A package with names of its modules, one of which is called as its module is."""
+    """Return a package with names of its modules."""
     put("late_nn/__init__", PACKAGE)
-    put("late_nn/dense", "def dense(): return 'dense'\nunits = 3")
+    put("late_nn/products", "def dense(): return 'dense'\nunits = 3")
     put("late_nn/conv", "def conv2d(): return 'conv2d'\ndef transposed(): return 'transposed'")
     yield importlib.import_module("ekiden.late_nn")
     for name in [name for name in sys.modules if name.startswith("ekiden.late_nn")]:
@@ -129,18 +129,8 @@ def package(put: Put) -> Any:  # noqa: ANN401
 def test_a_module_is_imported_when_its_first_name_is_used(package: Any) -> None:  # noqa: ANN401
     assert "ekiden.late_nn.conv" not in sys.modules
     assert package.conv2d() == "conv2d" and package.deconv() == "transposed"
-    assert "ekiden.late_nn.conv" in sys.modules and "ekiden.late_nn.dense" not in sys.modules
+    assert "ekiden.late_nn.conv" in sys.modules and "ekiden.late_nn.products" not in sys.modules
     assert "conv2d" in vars(package), "a name is looked up once"
-
-
-def test_an_export_is_found_whenever_the_module_of_its_name_is_imported(
-    package: Any,  # noqa: ANN401
-) -> None:
-    """importlib sets the module in the package."""
-    assert importlib.import_module("ekiden.late_nn.dense").units == 3
-    assert package.dense() == "dense"
-    assert importlib.reload(sys.modules["ekiden.late_nn.dense"]).units == 3
-    assert package.dense() == "dense"
 
 
 def test_modules_of_a_package_are_its_attributes(package: Any) -> None:  # noqa: ANN401

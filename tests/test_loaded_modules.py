@@ -20,7 +20,7 @@ IMPORTED = {"ekiden"}
 CACHED_ANSWER = {
     "ekiden",
     *(f"ekiden.{name}" for name in """
-        _lazy
+        _lazy _locks
         compiler compiler.cache compiler.cache.artifacts compiler.cache.keys compiler.compile
         compiler.options compiler.time_limit
         frontend frontend.common frontend.common.options frontend.table
@@ -35,7 +35,7 @@ CACHED_ANSWER = {
         runtime.executable runtime.executable.vm_pool
         runtime.executable.executable runtime.executable.formats runtime.executable.loading
         runtime.executable.state
-        runtime.cached runtime.files runtime.forks runtime.lazy_dataclass runtime.logs
+        runtime.cached runtime.files runtime.lazy_dataclass runtime.logs
     """.split()),
 }  # fmt: skip
 """By a program that compiles a file whose artifact is in the cache, and runs it."""

@@ -7,8 +7,6 @@ Names are loaded when they are first used, so that `import ekiden` takes no time
 only runs compiled models never loads the compiler.
 """
 
-import os
-import sys
 from importlib import import_module
 from time import time_ns
 from typing import TYPE_CHECKING
@@ -201,19 +199,6 @@ def _module(home: str, name: str) -> object:
         return import_module("ekiden._lazy").load_module(home)
     except ModuleNotFoundError:
         return import_module("ekiden.runtime.compiler").compiler_module(home, f"ekiden.{name}")
-
-
-def _before_fork() -> None:
-    """Wait for another thread that is importing the runtime, and run the runtime's own fork hook:
-    Python calls those that were there when the fork began.
-    """
-    if "ekiden.runtime" in sys.modules:
-        import_module("ekiden.runtime")
-        import_module("ekiden.runtime.forks").before_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork)
 
 
 def __dir__() -> list[str]:

@@ -9,18 +9,17 @@ An answer from the cache loads 54 of Ekiden's modules, a first compilation some 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
-from importlib import _bootstrap, import_module
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate
-from threading import RLock, get_ident
-from types import ModuleType
+from types import FrameType, ModuleType
+
+from ekiden._locks import ForkSafeLock, hold_at_forks
 
 __all__ = [
-    "ExportingPackage",
     "LazyModule",
     "attach",
     "defer",
@@ -29,60 +28,50 @@ __all__ = [
     "load_module",
 ]
 
-_IMPORT_LOCK = RLock()
-"""Held by the thread that loads a module of Ekiden's. importlib's own locks are one a module, and
-of two threads that wait for each other's it gives one an error or half a module."""
-THIRD_PARTY_IMPORTERS: list[int] = []
-"""Threads that import a module of others for Ekiden, each as often as it does."""
+_IMPORT_LOCK = ForkSafeLock()
+"""Held by the thread that loads a module. importlib's own locks are one a module, and of two
+threads that wait for each other's it gives one an error or half a module."""
+_COMPLETE_MODULES: set[str] = set()
+"""Modules that have been loaded to their end."""
 
 
-def module_owners() -> list[tuple[str, int]]:
-    """Return the modules being imported, with the threads that import them."""
-    references = list(getattr(_bootstrap, "_module_locks", {}).items())
-    locks = ((str(name), reference()) for name, reference in references)
-    return [(name, lock.owner) for name, lock in locks if lock is not None]
+def _running_modules() -> set[str]:
+    """Return the names of the modules whose bodies this thread runs: of each it holds importlib's
+    lock, for which other threads may wait.
+    """
+    names: set[str] = set()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>":
+            names.add(frame.f_globals.get("__name__", ""))
+        frame = frame.f_back
+    return names - {"__main__"}
 
 
-def is_importing() -> bool:
-    """Return whether this thread is importing a module, whose lock others may wait for."""
-    own = get_ident()
-    return any(owner == own for _, owner in module_owners())
+def _import_turn(running: set[str]) -> AbstractContextManager[object]:
+    """Return the lock of imports for a thread that runs no module: who holds a lock of importlib's
+    never waits for one under which others wait for that.
+    """
+    return nullcontext() if running else _IMPORT_LOCK
 
 
-def _is_initializing(module: ModuleType) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+hold_at_forks(lambda: _import_turn(_running_modules()))  # a child would wait for others' modules
 
 
 def load_module(name: str) -> ModuleType:
-    """Import a module by its full name; of Ekiden's, one thread imports at a time, and packages
-    before what is in them: importlib holds the lock of a module while it imports its package.
+    """Import a module by its full name. One thread imports at a time, and packages before what is
+    in them: importlib holds the lock of a module while it imports its package.
     """
     module = sys.modules.get(name)
-    if module is not None and not _is_initializing(module):
+    if module is not None and name in _COMPLETE_MODULES:
         return module
-    if not name.startswith("ekiden."):
-        THIRD_PARTY_IMPORTERS.append(get_ident())
-        try:
-            return import_module(name)
-        finally:
-            THIRD_PARTY_IMPORTERS.remove(get_ident())
-    # who holds a lock of importlib's never waits for one under which others wait for that
-    with nullcontext() if is_importing() else _IMPORT_LOCK:
+    running = _running_modules()
+    with _import_turn(running):
         *_, module = map(import_module, accumulate(name.split("."), "{}.{}".format))
+    if name not in running:
+        _COMPLETE_MODULES.add(name)
     return module
 
-
-def _renew_lock() -> None:
-    """Replace the lock in a forked child if another thread held it, since that thread does not
-    exist there.
-    """
-    global _IMPORT_LOCK
-    if not _IMPORT_LOCK._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
-        _IMPORT_LOCK = RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
 
 _DEFERRED_MODULES: dict[str, None] = {}
 """Modules that add rows to tables and are not loaded yet, in the order of their packages."""
@@ -101,8 +90,8 @@ def load_deferred() -> None:
     while names := [name for name in list(_DEFERRED_MODULES) if name not in tried]:
         for name in names:
             tried.add(name)
-            module = load_module(name)  # waits for another thread that imports it
-            if not _is_initializing(module):  # else other threads would not wait for its rows
+            load_module(name)  # waits for another thread that imports it
+            if name in _COMPLETE_MODULES:  # else other threads would not wait for its rows
                 _DEFERRED_MODULES.pop(name, None)
 
 
@@ -125,21 +114,9 @@ class LazyModule:
         module = self._loaded
         if module is None:
             module = load_module(self._module)
-            if not _is_initializing(module):  # else another thread may still import it
+            if self._module in _COMPLETE_MODULES:
                 self._loaded = module
         return getattr(module, name)
-
-
-class ExportingPackage(ModuleType):
-    """A package with an export that has the name of one of its submodules: importlib would replace
-    it by the submodule on import, and PEP 562 has no hook for assignments.
-    """
-
-    _exports: Mapping[str, object] = {}
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in self._exports or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
 
 
 def attach(
@@ -170,9 +147,6 @@ def attach(
     rest = rest and f"{package}.{rest}"
     defer([rest] if rest else [module for module, _ in targets.values()] if registers else [])
     own = sys.modules[package]
-    if targets and hasattr(own, "__path__"):
-        vars(own)["_exports"] = targets
-        own.__class__ = ExportingPackage
 
     def load_name(name: str) -> object:
         """Load the value of a name, and store it in the package unless it is a submodule."""

@@ -28,7 +28,6 @@ from ekiden.codegen import parallel, worker_process
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.parallel import Task, compile_tasks
 from ekiden.compiler import compile
-from ekiden.runtime import forks
 from ekiden.runtime.executable import vm_pool
 
 pytestmark = pytest.mark.quick
@@ -147,41 +146,6 @@ def test_a_child_imports_what_a_thread_was_importing(
     thread, get = importing(body, tmp_path, monkeypatch, package)
     assert in_child(lambda: get().whole) == 0  # type: ignore[attr-defined]
     thread.join()
-
-
-def test_a_fork_waits_while_imports_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of a whole compiler do on a busy machine, one after the other."""
-    looks = ["ekiden.first"] * 2 + ["ekiden.second"] * 2 + ["ekiden.third"] * 2
-    monkeypatch.setattr(forks, "MAX_IDLE_POLLS", 0)
-    monkeypatch.setattr(forks, "module_owners", lambda: [(looks.pop(0), 0)] if looks else [])
-    forks._hold()
-    forks._release()
-    assert looks == []
-    looks = ["ekiden.first"] * 4
-    with pytest.raises(BlockingIOError, match=r"while another thread imports ekiden\.first"):
-        forks._hold()
-
-
-def test_a_fork_waits_for_that_of_another_thread() -> None:
-    """What holds imports off for the one holds for it alone."""
-    entered, done = threading.Event(), threading.Event()
-
-    def fork() -> None:
-        forks.before_fork()
-        entered.set()
-        done.wait(20)
-        forks._in_parent()
-
-    thread = threading.Thread(target=fork)
-    thread.start()
-    assert entered.wait(20)
-    releasing = threading.Timer(0.1, done.set)
-    releasing.start()
-    forks.before_fork()
-    assert done.is_set() and forks._holder == threading.get_ident()
-    forks._in_parent()
-    thread.join()
-    releasing.join()
 
 
 def test_a_child_looks_for_garbage_as_often_as_before_a_thread_compiled() -> None:

@@ -22,7 +22,7 @@ from ekiden.ir.prim_visitor import children, exceeds
 from ekiden.ir.type import TensorType
 from ekiden.relay.expr import Function
 from ekiden.relay.transform.language.scopes import evaluation_order
-from ekiden.topi.shape import is_any
+from ekiden.topi.dimensions import is_any
 
 Nodes = list[onnx.NodeProto]
 Layer = Callable[[Nodes, str, str], str]

@@ -25,7 +25,7 @@ from ekiden.frontend.common.options import ImportOptions
 from ekiden.ir.module import IRModule
 from ekiden.ir.type import TensorType, TupleType
 from ekiden.relay.transform import InferType
-from ekiden.topi.shape import known as number_of
+from ekiden.topi.dimensions import known as number_of
 
 LARGEST = 1 << 22
 """Elements of an input or output, at most, of what is run."""

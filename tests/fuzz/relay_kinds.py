@@ -33,7 +33,7 @@ from ekiden.relay.expr import Call, Function
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import BoundsError, CompileError, EkidenError
-from ekiden.topi.shape import is_any
+from ekiden.topi.dimensions import is_any
 
 sys.path.append(str(Path(__file__).parents[1] / "relay" / "op"))
 

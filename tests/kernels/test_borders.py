@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from ekiden import kernels, te, topi
 from ekiden.target import Target
 from ekiden.tir import astext
-from ekiden.topi.nn.pad import pad_by_mode
+from ekiden.topi.nn.padding import pad_by_mode
 from topi_cases import Array, Case, case, check, every_backend, normal
 
 

@@ -24,7 +24,7 @@ from ekiden.tir.interpreter import run
 from ekiden.tir.stmt import For
 from ekiden.tir.transform import lower
 from ekiden.tir.visitor import walk
-from ekiden.topi.nn.softmax import log_softmax, softmax
+from ekiden.topi.nn.softmax_stages import log_softmax, softmax
 from long_runs import share
 
 RNG = np.random.default_rng(3)

@@ -24,9 +24,9 @@ from ekiden.runtime import load_image
 from ekiden.target import Target
 from ekiden.tir import verify
 from ekiden.tir.transform import lower
+from ekiden.topi.dimensions import as_dim
 from ekiden.topi.nn import dense_pack
 from ekiden.topi.nn.weights import pack_weight
-from ekiden.topi.shape import as_dim
 from long_runs import share, sizes
 from processor import processors
 from rounding import expect_within, gamma

@@ -21,7 +21,7 @@ from matrix_refusals import documented, no_call, open_fault
 from matrix_ways import WAYS, OtherProcessError, Resources
 from program_features import FEATURES
 
-from agreement import agree
+from agreement import agree, flatten
 from ekiden import opencl
 from ekiden.runtime.errors import EkidenError, InternalError
 from ekiden.target import Target
@@ -81,7 +81,7 @@ def run_cell(program: Program, cell: Cell, resources: Resources) -> Outcome:
             results = _results(program, cell, resources)
         except (EkidenError, OtherProcessError) as error:
             return _refused(error, cell, features)
-        except subprocess.TimeoutExpired as error:
+        except (subprocess.TimeoutExpired, TimeoutError) as error:
             return Outcome(HUNG, str(error), features)
         except Exception as error:  # whatever it is, it is a find
             if open_fault(f"{type(error).__name__}: {error}", cell.values(), features):
@@ -123,8 +123,10 @@ def _results(program: Program, cell: Cell, resources: Resources) -> list[list[np
         built = executor.build(program, module, target, options)
     _check_honoured(built, cell, target)
     calls = program.calls()
+    bits = [array.tobytes() for array in flatten(calls)]
     results = way.run(built, calls, resources)
     view.after(built, calls)
+    assert [array.tobytes() for array in flatten(calls)] == bits, "an argument was changed"
     return results
 
 
@@ -145,12 +147,11 @@ def _check_honoured(built: Built, cell: Cell, target: TargetRow) -> None:
     assert set(built.executable.tiers) == set(built.executable.primitive_ops)
 
 
-def draw_cell(chance: random.Random) -> Cell:
-    """Draw a value of each axis that this machine has, for which there is a function to call."""
-    while True:
-        cell = Cell(*(chance.choice(names) for names in _values_here().values()))
-        if not no_call(cell.values()):
-            return cell
+def covering_stream(seed: int) -> Iterator[Cell]:
+    """Yield cells without end, one covering array after another: after any number of cells, each
+    pair of values of two axes has been in about as many as the others."""
+    for array in itertools.count():
+        yield from covering_cells(f"{seed} {array}")
 
 
 @cache
@@ -170,7 +171,7 @@ def pairs_of(cell: Cell) -> Iterator[Pair]:
         yield a, x, b, y
 
 
-def covering_cells(seed: int, attempts: int = 30) -> list[Cell]:
+def covering_cells(seed: int | str, attempts: int = 30) -> list[Cell]:
     """Return cells in which each pair of values of two axes is, but for those that are no call: a
     covering array, built greedily (AETG: Cohen, Dalal, Fredman and Patton 1997)."""
     chance, names = random.Random(seed), _values_here()

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from matrix_axes import EXECUTORS, TARGETS, VIEWS
+from matrix_record import NAMES, Record
 from matrix_refusals import NO_CALLS, OPEN, REFUSALS
-from matrix_ways import WAYS
-from program_features import FEATURES
 
 PAGE = Path(__file__).parents[2] / "docs" / "matrix.md"
-NAMES: dict[str, list[str]] = {
-    "feature": [row.name for row in FEATURES],
-    "executor": [row.name for row in EXECUTORS],
-    "target": [row.name for row in TARGETS],
-    "way": [row.name for row in WAYS],
-    "view": [row.name for row in VIEWS],
-}
-"""What a table is of -> the names of its rows or columns."""
 _HEAD = """\
 # What composes
 
@@ -30,7 +19,10 @@ or refuse with a sentence of this page; anything else fails the tests (`tests/ma
 say of each pair whether programs that have both agreed: **yes**, or the number of the sentence with
 which it is refused, or both where it depends on the rest; `.` where this run had none.
 
-{counts} On {processor}, by
+{programs:,} programs in {cells:,} cells: {outcomes}. Successive cells are the rows of covering
+arrays, one array after another, so that all pairs are run evenly: each pair of values of two axes
+was in {least_of_axes:,} cells or more, each pair of a feature and a value in {least_of_features:,}
+or more; {pairs:,} pairs were run in all. On {processors}, by
 
 <!-- not run: it takes hours -->
 ```sh
@@ -60,34 +52,40 @@ def numbers_of(pair: tuple[str, str]) -> list[int]:
     return sorted({listed.index(row.sentence) + 1 for row in rows})
 
 
-def entry(pair: tuple[str, str], agreed: set[tuple[str, str]]) -> str:
+def entry(pair: tuple[str, str], record: Record) -> str:
     """Return what a table says of a pair."""
-    words = ["yes"] if tuple(sorted(pair)) in agreed else []
+    words = ["yes"] if record.agreed[min(pair), max(pair)] else []
     words += [f"[{number}](#refusals)" for number in numbers_of(pair)]
     return " ".join(words) or "."
 
 
-def table(down: str, across: str, agreed: set[tuple[str, str]]) -> list[str]:
+def table(down: str, across: str, record: Record) -> list[str]:
     """Return a table of pairs as Markdown."""
     columns = NAMES[across]
     lines = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for row in NAMES[down]:
-        entries = [entry((row, column), agreed) if row != column else "" for column in columns]
+        entries = [entry((row, column), record) if row != column else "" for column in columns]
         lines.append(f"| {row} | {' | '.join(entries)} |")
     return lines
 
 
-def page_of(record: Mapping[str, Any]) -> str:
-    """Return the page of what runs have recorded (`Run.record`)."""
-    agreed = {(x, y) for x, y in record["agreed"]}
-    counts: Mapping[str, int] = record["counts"]
-    total = sum(counts.values())
-    shares = ", ".join(f"{count:,} {kind}" for kind, count in sorted(counts.items()))
-    lines = [_HEAD.format(counts=f"{total:,} cells: {shares}.", processor=record["processor"])]
+def page_of(record: Record) -> str:
+    """Return the page of what runs have recorded."""
+    outcomes = sorted(record.outcomes.items())
+    head = _HEAD.format(
+        programs=record.programs,
+        cells=record.outcomes.total(),
+        outcomes=", ".join(f"{count:,} {kind}" for kind, count in outcomes),
+        least_of_axes=record.least_of_axes(),
+        least_of_features=record.least_of_features(),
+        pairs=len(record.ran),
+        processors=", ".join(sorted(record.processors)),
+    )
+    lines = [head]
     axes = list(NAMES)
     for down, across in itertools.combinations(axes, 2):
-        lines += [f"## {down.capitalize()} and {across}", "", *table(down, across, agreed), ""]
-    lines += ["## Features together", "", *table("feature", "feature", agreed), ""]
+        lines += [f"## {down.capitalize()} and {across}", "", *table(down, across, record), ""]
+    lines += ["## Features together", "", *table("feature", "feature", record), ""]
     lines += ["## Faults that are known", ""]
     known = {f"- `{row.sentence}`: {row.why}." for row in OPEN}
     lines += [*(sorted(known) or ["None."]), ""]

@@ -67,6 +67,8 @@ RUNS = 2
 STATE = np.array([1.0, -0.5, 0.25], np.float32)
 ENGINE = "onnxruntime"
 DEPTH = 6
+MAX_RESULTS = 2
+"""Expressions of a type at random that a program gives, besides a network's tensor."""
 
 
 @dataclass
@@ -83,6 +85,7 @@ class Program:
     rows: int | None
     """Rows of the matrix where they are known, else None."""
     _calls: list[list[Argument]] = field(default_factory=list)
+    _expected: list[list[Array]] = field(default_factory=list)
 
     @property
     def states(self) -> int:
@@ -119,6 +122,8 @@ class Program:
 
     def expected(self) -> list[list[Array]]:
         """Return what the interpreter gives in each run, without states, as tensors in order."""
+        if self._expected:
+            return self._expected
         machine, results = Interpreter(self.whole), []
         states: list[object] = [STATE] * self.states
         for args in self.calls():
@@ -127,6 +132,7 @@ class Program:
                 assert isinstance(result, tuple)
                 result, states = result[: -self.states], list(result[-self.states :])
             results.append(flatten(result))
+        self._expected = results
         return results
 
 
@@ -159,9 +165,10 @@ def draw_program(choices: Choices) -> Program:
     states = [Var("s", VECTOR)] if "state" in allowed else []
     known = [(p, p.type_annotation) for p in (*params, *states)]
     scope = Scope(maker, [(p, kind) for p, kind in known if kind is not None])
-    kind = maker.type(2)
-    body = grow(scope, kind, choices.integer(2, DEPTH))
-    results = [body]
+    results = [
+        grow(scope, maker.type(2), choices.integer(2, DEPTH))
+        for _ in range(choices.integer(1, MAX_RESULTS))
+    ]
     if "network" in allowed and choices.integer(0, 2) == 0:
         results.append(tensors(scope))
         maker.features.add("network")

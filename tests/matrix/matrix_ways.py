@@ -8,13 +8,13 @@ import os
 import pickle
 import struct
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 import numpy as np
+from helper_process import HelperProcess, ProcessEndedError
 from matrix_axes import Built
 from matrix_programs import ENGINE, STATE, Argument
 from program_scope import LIBRARY
@@ -29,18 +29,27 @@ from ekiden.runtime.devices.engines import folder_of
 HERE = Path(__file__).parent
 TIMEOUT_S = 200
 """Seconds after which another process hangs: a kernel of OpenCL takes seconds to compile."""
+SESSION_USES = 50
+"""Cells that share a session: its server holds what they loaded until it ends."""
 Calls = Sequence[Sequence[Argument]]
 Results = list[list[Array]]
 
 
 @dataclass
 class Resources:
-    """What the cells of a process share: a folder, a server of sessions, the program in C."""
+    """What the cells of a process share: a folder, the program in C, a Python without a compiler, a
+    session."""
 
     folder: Path
     c_program: Path
     """`run_calls`, compiled."""
-    _server: list[rpc.Server] = field(default_factory=list)
+    runner: HelperProcess = field(
+        default_factory=lambda: HelperProcess(HERE / "run_file.py", (), {"PYTHONFAULTHANDLER": "1"})
+    )
+    """`run_file.py`."""
+    _servers: list[rpc.Server] = field(default_factory=list)
+    _sessions: list[rpc.RPCSession] = field(default_factory=list)
+    _uses: int = 0
     _files: int = 0
 
     def path(self, suffix: str) -> Path:
@@ -48,15 +57,27 @@ class Resources:
         self._files += 1
         return self.folder / f"model{self._files}{suffix}"
 
-    def server(self) -> rpc.Server:
-        """Return a server of sessions, which is started at the first call."""
-        if not self._server:
-            self._server.append(rpc.Server(port=0))
-        return self._server[0]
+    def session(self) -> rpc.RPCSession:
+        """Return an open session with a server of this machine."""
+        self._uses += 1
+        if not self._servers:
+            self._servers.append(rpc.Server(port=0))
+        if self._sessions and self._uses % SESSION_USES == 0:
+            self.end_session()
+        if not self._sessions:
+            self._sessions.append(rpc.connect("127.0.0.1", self._servers[0].port))
+        return self._sessions[0]
+
+    def end_session(self) -> None:
+        """End the session, so that the next cell has another."""
+        while self._sessions:
+            self._sessions.pop().close()
 
     def close(self) -> None:
-        """End the server."""
-        for server in self._server:
+        """End the processes."""
+        self.end_session()
+        self.runner.close()
+        for server in self._servers:
             server.terminate()
 
 
@@ -121,18 +142,15 @@ def resumed(built: Built, calls: Calls, resources: Resources) -> Results:
 
 
 def other_process(built: Built, calls: Calls, resources: Resources) -> Results:
-    """Run all in a Python that is started afresh and has no compiler."""
-    path, task = write(built, resources, ".eki"), resources.path(".calls")
-    features = (built.executor.is_graph, built.program.states)
-    task.write_bytes(pickle.dumps((str(path), features, plain_calls(calls), STATE)))
-    command = [sys.executable, str(HERE / "run_file.py"), str(task)]
-    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
-    done = subprocess.run(
-        command, capture_output=True, timeout=TIMEOUT_S, check=False, env=environment
-    )
-    if done.returncode != 0:
-        raise OtherProcessError(done.returncode, done.stderr.decode(errors="replace"))
-    answer: Results = pickle.loads(task.with_suffix(".results").read_bytes())
+    """Run all in another Python, which has no compiler."""
+    path = write(built, resources, ".eki")
+    task = (str(path), built.executor.is_graph, built.program.states, plain_calls(calls), STATE)
+    try:
+        answer: Results | tuple[str, str] = resources.runner.ask(task, TIMEOUT_S)
+    except ProcessEndedError as error:
+        raise OtherProcessError(error.code, str(error)) from error
+    if isinstance(answer, tuple):
+        raise OtherProcessError(1, ": ".join(answer))
     return answer
 
 
@@ -164,9 +182,11 @@ def plain_calls(calls: Calls) -> list[list[object]]:
 def by_rpc(built: Built, calls: Calls, resources: Resources) -> Results:
     """Send the file to a server and call it in a session, with tensors there."""
     path = write(built, resources, ".eki")
-    with rpc.connect("127.0.0.1", resources.server().port) as remote:
+    remote = resources.session()
+    try:
         remote.upload(str(path))
         module = remote.load_module(path.name)
+        remote.remove(path.name)
         if built.executor.is_graph:
             assert built.executable is not None
             devices = [_far(remote, device) for device in built.executable.raw.devices]
@@ -175,6 +195,9 @@ def by_rpc(built: Built, calls: Calls, resources: Resources) -> Results:
             host = remote.cpu()
             session = TensorSession(module["main"], built.program, host.array)
         return run_all(session, calls)
+    except Exception:
+        resources.end_session()  # an error may have left it as it should not be for another cell
+        raise
 
 
 def _far(remote: rpc.RPCSession, device: runtime.Device) -> object:

@@ -1,14 +1,12 @@
 """Cells in a process of their own, which a crash ends and the run survives.
 
-`python matrix_worker.py FD FOLDER C_PROGRAM` takes tasks from a socket: (seed, recorded
-choices, cell); it answers with an outcome and the choices of the program, or its text.
+`python matrix_worker.py FD FOLDER C_PROGRAM` takes tasks: (kind, seed, recorded choices, cell); it
+answers with an outcome, the choices of the program, or its text.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -18,7 +16,9 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from helper_process import HelperProcess, ProcessEndedError, connection_of  # noqa: E402
 from matrix_cells import CRASHED, FAILED, HUNG, Cell, Outcome, program_of, run_cell  # noqa: E402
+from matrix_programs import Program  # noqa: E402
 from matrix_ways import Resources  # noqa: E402
 
 CELL_LIMIT_S = 240
@@ -26,12 +26,11 @@ CELL_LIMIT_S = 240
 
 
 class Worker:
-    """The process that runs cells, started afresh when it has ended."""
+    """The process that runs cells."""
 
     def __init__(self, folder: Path, c_program: Path) -> None:
-        self._folder, self._c_program = folder, c_program
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        arguments = [str(folder), str(c_program)]
+        self._process = HelperProcess(Path(__file__), arguments)
 
     def run(self, cell: Cell, seed: str | None, recorded: Sequence[int] = ()) -> Outcome:
         """Return what came of the program of a seed, or of choices, in a cell."""
@@ -56,70 +55,55 @@ class Worker:
         return outcome
 
     def _ask(self, task: tuple[object, ...]) -> Any:  # noqa: ANN401
-        connection = self._started()
         try:
-            connection.send(task)
-            if connection.poll(CELL_LIMIT_S):
-                return connection.recv()
-            return self._ended(Outcome(HUNG, f"no answer in {CELL_LIMIT_S} s"))
-        except (EOFError, OSError):
-            assert self._process is not None
-            code = self._process.wait()
-            return self._ended(Outcome(CRASHED, f"the process ended with {code}"))
-
-    def _started(self) -> Connection:
-        if self._connection is None:
-            ours, theirs = socket.socketpair()
-            command = [sys.executable, __file__, str(theirs.fileno())]
-            command += [str(self._folder), str(self._c_program)]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-            theirs.close()
-            self._connection = Connection(ours.detach())
-        return self._connection
-
-    def _ended(self, outcome: Outcome) -> Outcome:
-        self.close()
-        return outcome
+            return self._process.ask(task, CELL_LIMIT_S)
+        except ProcessEndedError as error:
+            return Outcome(CRASHED, str(error))
+        except TimeoutError as error:
+            return Outcome(HUNG, str(error))
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None and self._connection is not None:
-            self._connection.close()  # what it waits for has ended: so does it
+        self._process.close()
+
+
+class Server:
+    """Answers tasks; the program of the last task is at hand, with what it should give."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._last: tuple[object, Program, list[int]] | None = None
+
+    def serve(self, connection: Connection) -> None:
+        """Answer until the other side has closed."""
+        while True:
             try:
-                self._process.wait(5)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        self._process = self._connection = None
+                kind, seed, recorded, cell = connection.recv()
+            except (EOFError, OSError):
+                return
+            connection.send(self._answer(kind, seed, recorded, cell))
 
-
-def serve(connection: Connection, resources: Resources) -> None:
-    """Answer tasks until the other side has closed."""
-    while True:
+    def _answer(self, kind: str, seed: str | None, recorded: list[int], cell: Cell) -> object:
+        if kind == "crash":
+            os.abort()
         try:
-            kind, seed, recorded, cell = connection.recv()
-        except (EOFError, OSError):
-            return
-        connection.send(_answer(kind, seed, recorded, cell, resources))
+            program, choices = self._program(seed, recorded)
+        except Exception as error:  # the generator's own fault, or a refused expression
+            return Outcome(FAILED, f"generator: {type(error).__name__}: {error}")
+        if kind == "choices":
+            return choices
+        if kind == "text":
+            return program.module.astext(show_meta_data=False)
+        outcome = run_cell(program, cell, self._resources)
+        for path in self._resources.folder.iterdir():
+            path.unlink()
+        return outcome
 
-
-def _answer(
-    kind: str, seed: str | None, recorded: list[int], cell: Cell, resources: Resources
-) -> object:
-    if kind == "crash":
-        os.abort()
-    try:
-        program, choices = program_of(seed, recorded)
-    except Exception as error:  # the generator's own fault, or a refused expression
-        return Outcome(FAILED, f"generator: {type(error).__name__}: {error}")
-    if kind == "choices":
-        return choices
-    if kind == "text":
-        return program.module.astext(show_meta_data=False)
-    outcome = run_cell(program, cell, resources)
-    for path in resources.folder.iterdir():
-        path.unlink()
-    return outcome
+    def _program(self, seed: str | None, recorded: list[int]) -> tuple[Program, list[int]]:
+        source = (seed, tuple(recorded))
+        if self._last is None or self._last[0] != source:
+            self._last = (source, *program_of(seed, recorded))
+        return self._last[1:]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -128,7 +112,7 @@ def main(arguments: Sequence[str]) -> None:
     folder.mkdir()
     resources = Resources(folder, Path(arguments[2]))
     try:
-        serve(Connection(int(arguments[0])), resources)
+        Server(resources).serve(connection_of(arguments[0]))
     finally:
         resources.close()
         folder.rmdir()

@@ -346,11 +346,12 @@ def quantised(s: Scope, kind: Type, depth: int) -> Expr | None:
 
 
 def prim_call(s: Scope, kind: Type, depth: int) -> Expr | None:
-    """A call of a loop program of the module."""
-    if kind != VECTOR:
+    """A call of a loop program of the module, or the sum of what it gives."""
+    if kind not in (VECTOR, FLOAT):
         return None
     s.maker.used.add(LOOP)
-    return Call(LOOPS, [grow(s, VECTOR, depth), grow(s, FLOAT, 0)])
+    vector = Call(LOOPS, [grow(s, VECTOR, depth), grow(s, FLOAT, 0)])
+    return vector if kind == VECTOR else op.sum(vector)
 
 
 def loop_program() -> PrimFunc:
@@ -364,9 +365,15 @@ LOOPS = GlobalVar(LOOP)
 
 
 def data_sizes(s: Scope, kind: Type, depth: int) -> Expr | None:
-    """A sum over as many elements as data say: the positive ones, or a range."""
-    if kind != FLOAT:
-        return None
+    """A sum over as many elements as data say: the positive ones, or a range; a vector to which it
+    is added."""
+    if kind == VECTOR:
+        return op.add(grow(s, VECTOR, 0), grown_sum(s, depth))
+    return grown_sum(s, depth) if kind == FLOAT else None
+
+
+def grown_sum(s: Scope, depth: int) -> Expr:
+    """Return a number that is summed over as many elements as data say."""
     if s.maker.choices.integer(0, 1):
         end = op.cast(grow(s, INT, depth), "int32")
         return op.sum(op.cast(op.arange(const(-4), end, const(1), dtype="int32"), "float32"))
@@ -401,7 +408,7 @@ FEATURES = (
     Feature("tuple",           tuple_field,    2,     True),
     Feature("network",         network,        2,     True),
     Feature("quantised",       quantised,      2,     True),
-    Feature("PrimFunc call",   prim_call,      1,     True),
+    Feature("PrimFunc call",   prim_call,      2,     True),
     Feature("branch",          branch,         2,     False),
     Feature("data",            parts,          3,     False),
     Feature("list match",      match_list,     1,     False),
@@ -413,7 +420,7 @@ FEATURES = (
     Feature("tree recursion",  tree_recursion, 1,     False),
     Feature("polymorphism",    polymorphic,    1,     False),
     Feature("reference",       reference,      1,     False),
-    Feature("data sizes",      data_sizes,     1,     False),
+    Feature("data sizes",      data_sizes,     3,     False),
     Feature("unknown sizes",   unknown_sizes,  2,     False),
     Feature("symbolic sizes",  None,           0,     False),
     Feature("state",           None,           0,     True),

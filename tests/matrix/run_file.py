@@ -1,17 +1,19 @@
-"""Runs an artifact in a process of its own, without the compiler: `python run_file.py TASK`.
+"""Runs artifacts in a process of its own, without the compiler: `python run_file.py FD`.
 
-TASK is a pickle of (path, (whether it is a graph, number of states), calls, first state); the
-results are written beside it, as lists of tensors in order.
+It answers tasks of (path of the artifact, whether it is a graph, number of states, calls, first
+state) with the results of each call, as lists of tensors in order, or with the error as
+(name of its class, message).
 """
 
 from __future__ import annotations
 
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+from helper_process import connection_of  # noqa: E402
 
 
 class Blocker:
@@ -23,61 +25,72 @@ class Blocker:
             raise ImportError(f"{name} must not be imported")
 
 
-def main(task: Path) -> None:
-    """Run the calls of a task."""
+def main(descriptor: str) -> None:
+    """Run the calls of tasks until there are none."""
     sys.meta_path.insert(0, Blocker())  # type: ignore[arg-type]
+    connection = connection_of(descriptor)
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: object = run(*task)
+        except Exception as error:  # the process that asked decides which errors are right
+            answer = type(error).__name__, str(error)
+        connection.send(answer)
+
+
+def run(path: str, is_graph: bool, count: int, calls: Any, first: Any) -> list[list[Any]]:  # noqa: ANN401
+    """Return the results of each call of an artifact with `count` states."""
     import numpy as np
 
     import ekiden
     from ekiden.contrib.graph_executor import GraphModule
 
-    def value(plain: Any) -> Any:  # noqa: ANN401
-        if not isinstance(plain, tuple):
-            return plain
-        rows = [plain]
-        while rows[-1][1]:
-            rows.append(rows[-1][1][1])
-        made = ekiden.runtime.ADT(rows[-1][0], ())
-        for tag, (item, _) in reversed(rows[:-1]):
-            made = ekiden.runtime.ADT(tag, (ekiden.runtime.tensor(item), made))
-        return made
-
-    path, (is_graph, count), calls, first = pickle.loads(task.read_bytes())
-    states = [first] * count
-    if is_graph:
-        module = ekiden.runtime.load_module(path)
-        graph = GraphModule(module["default"](*module["get_executable"]().devices))
-
-    else:
+    if not is_graph:
         exe = ekiden.load(path)
-    results = []
+        return [leaves(exe(*(value(arg, ekiden) for arg in args)), ekiden, np) for args in calls]
+    module = ekiden.runtime.load_module(path)
+    graph = GraphModule(module["default"](*module["get_executable"]().devices))
+    states, results = [first] * count, []
     for args in calls:
-        if is_graph:
-            for index, arg in enumerate([*args, *states]):
-                graph.set_input(index, arg)
-            graph.run()
-            many = range(graph.get_num_outputs())
-            outputs = [np.array(graph.get_output(i).numpy()) for i in many]
-            outputs, states = outputs[: len(outputs) - count], outputs[len(outputs) - count :]
-            results.append(outputs)
-        else:
-            results.append(leaves(exe(*map(value, args)), ekiden, np))
-    task.with_suffix(".results").write_bytes(pickle.dumps(results))
+        for index, arg in enumerate([*args, *states]):
+            graph.set_input(index, arg)
+        graph.run()
+        many = range(graph.get_num_outputs())
+        outputs = [np.array(graph.get_output(i).numpy()) for i in many]
+        results.append(outputs[: len(outputs) - count])
+        states = outputs[len(outputs) - count :]
+    return results
+
+
+def value(plain: Any, ekiden: Any) -> Any:  # noqa: ANN401
+    """Return an argument; a list is made of nested (tag, fields)."""
+    if not isinstance(plain, tuple):
+        return plain
+    rows = [plain]
+    while rows[-1][1]:
+        rows.append(rows[-1][1][1])
+    constructed = ekiden.runtime.ADT(rows[-1][0], ())
+    for tag, (item, _) in reversed(rows[:-1]):
+        constructed = ekiden.runtime.ADT(tag, (ekiden.runtime.tensor(item), constructed))
+    return constructed
 
 
 def leaves(result: Any, ekiden: Any, np: Any) -> list[Any]:  # noqa: ANN401
     """Return the tensors of a result in order, each tag but 0 before its fields."""
-    found, work = [], [result]
+    tensors, work = [], [result]
     while work:
         item = work.pop()
         if isinstance(item, tuple):
             if isinstance(item, ekiden.runtime.ADT) and item.tag:
-                found.append(np.asarray(item.tag))
+                tensors.append(np.asarray(item.tag))
             work.extend(reversed(item))
         else:
-            found.append(np.array(item.numpy()))
-    return found
+            tensors.append(np.array(item.numpy()))
+    return tensors
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1])

@@ -5,9 +5,10 @@ with the interpreter, or refuses with a sentence that docs/matrix.md has.
 from __future__ import annotations
 
 import itertools
-import random
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from choices import Choices, shrink
@@ -15,15 +16,18 @@ from matrix_cells import (
     AGREES,
     AXES,
     CRASHED,
+    REFUSED,
     Cell,
+    Outcome,
     covering_cells,
-    draw_cell,
+    covering_stream,
     pairs_of,
     program_of,
 )
 from matrix_page import PAGE, entry, page_of, rows_of, sentences
+from matrix_record import Record, load_records
 from matrix_refusals import NO_CALLS, REFUSALS, documented, no_call
-from matrix_run import run_cells
+from matrix_run import Task, covering_tasks, run_cells
 from matrix_ways import compile_c_program
 from matrix_worker import Worker
 from program_features import feature_names
@@ -46,13 +50,13 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     process.close()
 
 
-def faults(worker: Worker, tasks: list[tuple[str, Cell]]) -> list[str]:
-    run = run_cells(worker, tasks, float("inf"))
-    assert sum(run.counts.values()) == len(tasks)
+def faults(worker: Worker, tasks: list[Task]) -> list[str]:
+    run = run_cells(worker, tasks)
+    assert run.record.outcomes.total() == len(tasks)
     return [f"{f.seed} {f.cell}: {f.outcome.kind} {f.outcome.text[:500]}" for f in run.finds]
 
 
-def slice_tasks() -> list[tuple[str, Cell]]:
+def slice_tasks() -> list[Task]:
     """The cells that cover all pairs of values, two for each program."""
     return [(f"slice.{n // 2}", cell) for n, cell in enumerate(covering_cells(0))]
 
@@ -68,7 +72,7 @@ def test_a_slice_of_the_matrix_agrees_or_refuses(worker: Worker, part: int) -> N
 def test_programs_over_the_whole_matrix(worker: Worker, seed: int) -> None:
     """1,000 of each seed."""
     seeds = [f"{seed}.{n}" for n in range(1000)]
-    assert faults(worker, [(s, draw_cell(random.Random(f"cell {s}"))) for s in seeds]) == []
+    assert faults(worker, list(covering_tasks(seeds, 1, seed))) == []
 
 
 @pytest.mark.quick
@@ -145,9 +149,32 @@ def test_the_page_prints_every_refusal() -> None:
 
 @pytest.mark.quick
 def test_a_table_says_yes_the_refusal_or_that_there_was_none() -> None:
-    record = {"processor": "P", "counts": {"agrees": 2}, "agreed": [["let", "vm"]]}
+    record = Record({"P"}, 1, Counter({AGREES: 2}), Counter({("let", "vm"): 2}))
+    record.agreed["let", "vm"] = 2
     lines = page_of(record).splitlines()
     row = next(line for line in lines if line.startswith("| let |"))
     assert row == "| let | yes | . | . | . | . |"
     (call,) = [n for n, (said, _) in enumerate(sentences(), 1) if said == NO_CALLS[0].sentence]
-    assert entry(("debug", ".eki"), set()) == f"[{call}](#refusals)"
+    assert entry(("debug", ".eki"), Record()) == f"[{call}](#refusals)"
+
+
+@pytest.mark.quick
+def test_a_stream_of_cells_has_each_pair_of_values_about_as_often_as_another() -> None:
+    cells = list(itertools.islice(covering_stream(5), 3000))
+    counts = Counter(pair for cell in cells for pair in pairs_of(cell))
+    assert min(counts.values()) >= 3000 // 110
+    assert not any(no_call(cell.values()) for cell in cells)
+
+
+@pytest.mark.quick
+def test_records_of_several_runs_add_up(tmp_path: Path) -> None:
+    cell = Cell("vm", "llvm", ".so", "text")
+    paths = [tmp_path / "one.json", tmp_path / "two.json"]
+    for path, outcome in zip(paths, (AGREES, REFUSED), strict=True):
+        record = Record({"P"}, 1)
+        record.add(cell, Outcome(outcome, "", ("let",)))
+        record.save(path)
+    both = load_records(paths)
+    assert (both.programs, both.outcomes) == (2, Counter({AGREES: 1, REFUSED: 1}))
+    assert (both.ran["let", "vm"], both.agreed["let", "vm"]) == (2, 1)
+    assert both.least(["llvm"], [".so"]) == 2

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BUILD_INPUTS = ("CMakeLists.txt", "runtime", ":(glob)src/ekiden/runtime/*.p[yx][xi]")
+BUILD_INPUTS = ("CMakeLists.txt", "runtime", ":(glob)src/ekiden/runtime/**/*.p[yx][xi]")
 """What the compiled part of the package is made of."""
 
 
@@ -65,13 +65,15 @@ def _is_source_folder(path: Path) -> bool:
 
 
 def _link_runtime(package: Path) -> None:
-    """Link what is installed of the runtime beside the sources of another tree."""
+    """Link the installed compiled files of the package into the sources of another tree, each where
+    it stands in the package."""
     core = importlib.import_module("ekiden.runtime.binding._core").__file__
     assert core is not None, "an extension has a file"
-    place = package / "ekiden" / "runtime"
-    for path in Path(core).parent.iterdir():
-        if not (place / path.name).exists():
-            (place / path.name).symlink_to(path)
+    installed = Path(core).parents[3]  # of ekiden/runtime/binding/_core
+    for path in sorted((installed / "ekiden").rglob("*")):  # a folder comes before its files
+        link = package / path.relative_to(installed)
+        if not link.exists():
+            link.symlink_to(path)
 
 
 def _build(folder: Path, site: Path) -> None:

@@ -13,7 +13,7 @@ from te_programs import evaluate
 import ekiden
 from ekiden import te, tir
 from ekiden.ir.prim import const
-from ekiden.te.range_check import check_site, range_check
+from ekiden.te.range_checks import check_site, range_check
 
 pytestmark = pytest.mark.quick
 

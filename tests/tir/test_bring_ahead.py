@@ -8,7 +8,7 @@ from ekiden import te, tir
 from ekiden.runtime.errors import CompileError
 from ekiden.te import create_prim_func
 from ekiden.tir.stmt import For, Prefetch
-from ekiden.tir.transform.lower_blocks import lower_blocks
+from ekiden.tir.transform.block_lowering import lower_blocks
 from ekiden.tir.visitor import walk
 
 

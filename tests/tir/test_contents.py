@@ -9,7 +9,7 @@ from ekiden.tir import contents as module
 from ekiden.tir.contents import buffers_inside, contents
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import BufferStore, DeclBuffer, For, ForKind, PrimFunc, Stmt, seq
-from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
+from ekiden.tir.transform.intrinsic_lowering import lower_intrinsics
 from ekiden.tir.transform.lower_small_types import lower_small_types
 from ekiden.tir.visitor import EMPTY_STMT
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         IntConstraintsTransform,
         solve_linear_equations,
     )
-    from ekiden.arith.evaluate import evaluate, substitute
+    from ekiden.arith.evaluation import evaluate, substitute
     from ekiden.arith.int_set import IntervalSet, IntSet, eval_set
     from ekiden.arith.iter_map import (
         IterMapLevel,

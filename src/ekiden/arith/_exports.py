@@ -14,7 +14,7 @@ EXPORTS = {
     "equations": """
         IntConstraints IntConstraintsTransform solve_linear_equations
     """,
-    "evaluate": """
+    "evaluation": """
         evaluate substitute
     """,
     "int_set": """

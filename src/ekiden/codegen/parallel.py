@@ -15,6 +15,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
+from ekiden._locks import ForkSafeLock
 from ekiden.codegen.cache import KernelCache
 from ekiden.codegen.task import Task
 from ekiden.codegen.worker_process import Worker, WorkerEndedError, setup_frame, start_workers
@@ -22,7 +23,6 @@ from ekiden.ir.pass_context import PassContext, show_product
 from ekiden.ir.transfer import NotTransferableError, encode
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.forks import Lock
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.runtime.logs import LazyLogger
 
@@ -48,7 +48,7 @@ compiled; at 10, a program that does not rest has its own code three times later
 INTERRUPT_CHECK_S = 0.1
 """A wait for workers returns to Python so often: an exception that another thread has set, as the
 limit of time of a compilation does, is raised there only."""
-LOCAL_COMPILE_LOCK = Lock()
+LOCAL_COMPILE_LOCK = ForkSafeLock()
 """Held while this process itself compiles a kernel: one thread at a time."""
 
 

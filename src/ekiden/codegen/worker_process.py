@@ -20,10 +20,10 @@ from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, cast
 
 from ekiden._lazy import LazyModule
+from ekiden._locks import ForkSafeLock
 from ekiden.ir.pass_context import DENORMALS, PassContext, PassInstrument
 from ekiden.ir.transfer import NotTransferableError, encode
 from ekiden.runtime.errors import CompileError
-from ekiden.runtime.forks import Lock
 from ekiden.runtime.fresh_python import fresh_python
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class _Server:
 
 
 _SERVE = "from ekiden.codegen.worker_server import serve; serve(int(sys.argv[1]))"
-_LOCK = Lock()
+_LOCK = ForkSafeLock()
 _server: _Server | None = None
 _socket_of_workers: socket.socket | None = None
 """In a worker, the socket by which it asks the server for another one."""

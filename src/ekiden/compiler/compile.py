@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ekiden import runtime
 from ekiden._lazy import LazyModule, load_module
+from ekiden._locks import ForkSafeLock
 from ekiden.compiler.cache.artifacts import ArtifactCache
 from ekiden.compiler.cache.keys import CacheRequest, is_this_machine, request
 from ekiden.compiler.options import DEFAULT_OPTIONS, CompileOptions
@@ -30,7 +31,6 @@ from ekiden.runtime.devices.named import check_here
 from ekiden.runtime.errors import CompileError, UnrankedInputError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.files import PathName, check_folder
-from ekiden.runtime.forks import Lock
 from ekiden.runtime.logs import LazyLogger
 
 LOG = LazyLogger(__name__)
@@ -319,10 +319,10 @@ WORKER_PRELOAD = (
     "ekiden.kernels.checks",
     "ekiden.kernels.in_place",
     "ekiden.tir.transform.pipeline",
-    "ekiden.codegen.llvm.emit",
+    "ekiden.codegen.llvm.module_emitter",
     "llvmlite.binding",
     "ekiden.topi.nn.activation",
-    "ekiden.topi.nn.dense",
+    "ekiden.topi.nn.matrix_products",
     "ekiden.tir.schedule.schedule",
 )
 """What processes that compile kernels import while this one reads the model: what each of them
@@ -337,7 +337,7 @@ class _RelaxedGc:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._inside: list[int] = []
         """The threads that are, each as often as it has entered."""
         self._before = gc.get_threshold()

@@ -9,12 +9,12 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from ekiden import runtime
+from ekiden._locks import ForkSafeLock
 from ekiden.frontend.common.options import Shapes
 from ekiden.runtime.artifact.metadata import ANY_SHAPE, TensorInfo
 from ekiden.runtime.errors import ExportError, InputError
 from ekiden.runtime.executable.executable import Executable
 from ekiden.runtime.executable.outputs import BoundRun
-from ekiden.runtime.forks import Lock
 
 
 class UnrankedExecutable(Executable):
@@ -49,7 +49,7 @@ class UnrankedExecutable(Executable):
         self._unranked = tuple(i for i, (_, _, shape) in enumerate(inputs) if shape is None)
         self._compile_for = compile_for
         self._context = contextvars.copy_context()
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._by_ranks: dict[tuple[int, ...], Executable] = {}
 
     @property

@@ -16,7 +16,7 @@ from ekiden.kernels.gpu.vector_access import coordinates
 from ekiden.target import Target
 from ekiden.te.inline import Inliner
 from ekiden.te.prim_func import allocated
-from ekiden.te.range_check import RangeCheck, checks_of, out_of_range_flag, search_violation
+from ekiden.te.range_checks import RangeCheck, checks_of, out_of_range_flag, search_violation
 from ekiden.te.statements import replace_buffers
 from ekiden.te.tensor import ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, BufferLoad

@@ -18,10 +18,10 @@ from ekiden.te.tensor import *  # noqa: F403
 
 if TYPE_CHECKING:
     from ekiden.te import hybrid, schedule
-    from ekiden.te.gradient import gradient
+    from ekiden.te.differentiation import gradient
     from ekiden.te.prim_func import create_prim_func
-    from ekiden.te.range_check import index_check, info_check, range_check
-    from ekiden.te.scan import scan
+    from ekiden.te.range_checks import index_check, info_check, range_check
+    from ekiden.te.recurrences import scan
     from ekiden.te.schedule import Schedule, Stage, create_schedule, thread_axis
     from ekiden.te.tensor_intrin import TensorIntrin, decl_tensor_intrin
 
@@ -37,10 +37,10 @@ if not TYPE_CHECKING:
         __name__,
         {
             "": "hybrid schedule",
-            "gradient": "gradient",
+            "differentiation": "gradient",
             "prim_func": "create_prim_func",
-            "range_check": "index_check info_check range_check",
-            "scan": "scan",
+            "range_checks": "index_check info_check range_check",
+            "recurrences": "scan",
             "schedule": "Schedule Stage create_schedule thread_axis",
             "tensor_intrin": "TensorIntrin decl_tensor_intrin",
         },

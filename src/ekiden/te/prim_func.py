@@ -10,7 +10,7 @@ from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.te.inline import Inliner, post_order_tensors
-from ekiden.te.range_check import RangeCheck, checks_of, search_violation
+from ekiden.te.range_checks import RangeCheck, checks_of, search_violation
 from ekiden.te.reducer import Reduce
 from ekiden.te.statements import rename_blocks, replace_buffers
 from ekiden.te.tensor import ComputeOp, ExternOp, PlaceholderOp, ProducerLoad, Tensor

@@ -48,9 +48,17 @@ from ekiden.ir.prim import (
 )
 from ekiden.te import Tensor
 from ekiden.tir.transcendental import atan2_scalar
+from ekiden.topi.dimensions import (
+    Dim,
+    Shape,
+    as_dim,
+    as_shape,
+    broadcast_shape,
+    broadcasts_to,
+    known,
+)
+from ekiden.topi.dimensions import equal as same_dim
 from ekiden.topi.elementwise import as_bool, wide
-from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, broadcast_shape, broadcasts_to, known
-from ekiden.topi.shape import equal as same_dim
 
 BinaryScalar = Callable[[PrimExpr, PrimExpr], PrimExpr]
 Operand = Tensor | ExprLike

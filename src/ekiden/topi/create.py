@@ -23,8 +23,8 @@ from ekiden.ir.prim import (
     maximum,
 )
 from ekiden.te import Tensor
+from ekiden.topi.dimensions import Dim, as_dim, as_shape, product, tidy
 from ekiden.topi.elementwise import convert_scalar
-from ekiden.topi.shape import Dim, as_dim, as_shape, product, tidy
 
 
 def full(shape: Sequence[Dim], dtype: str, fill_value: Tensor | ExprLike) -> Tensor:

@@ -25,7 +25,7 @@ from ekiden.ir.prim import (
 )
 from ekiden.ir.prim import cast as cast_scalar
 from ekiden.te import Tensor
-from ekiden.topi.shape import expect_shape, normalize_axis
+from ekiden.topi.dimensions import expect_shape, normalize_axis
 
 UnaryScalar = Callable[[PrimExpr], PrimExpr]
 

@@ -23,7 +23,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.te import Tensor
-from ekiden.te.range_check import (
+from ekiden.te.range_checks import (
     CHECKS_ATTR,
     RangeCheck,
     extent_checks,
@@ -32,7 +32,7 @@ from ekiden.te.range_check import (
     range_check,
 )
 from ekiden.topi.broadcast import broadcast_indices, joint_shape
-from ekiden.topi.shape import Dim, as_dim, expect_shape, known, normalize_axis, product
+from ekiden.topi.dimensions import Dim, as_dim, expect_shape, known, normalize_axis, product
 from ekiden.topi.transform import unravel
 
 

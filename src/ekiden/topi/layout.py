@@ -13,7 +13,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.text import prim_text
 from ekiden.tir.data_layout import parse as parse
-from ekiden.topi.shape import as_dim, as_ints, known, tidy, unify_dim
+from ekiden.topi.dimensions import as_dim, as_ints, known, tidy, unify_dim
 
 _T = TypeVar("_T")
 

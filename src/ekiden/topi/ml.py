@@ -15,7 +15,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.shape import as_dim, ceil_div, expect_least, expect_shape, known
+from ekiden.topi.dimensions import as_dim, ceil_div, expect_least, expect_shape, known
 
 TREES_PER_GROUP = 8
 """Walked at once: a step is some four loads after each other, which as many steps fill."""

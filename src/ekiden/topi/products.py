@@ -8,8 +8,7 @@ from ekiden import te
 from ekiden.ir.prim import PrimExpr, Var, cast
 from ekiden.te import Tensor
 from ekiden.topi.broadcast import broadcast_indices
-from ekiden.topi.reduce import accumulator, narrowed
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Shape,
     broadcast_dim,
     broadcast_shape,
@@ -17,6 +16,7 @@ from ekiden.topi.shape import (
     normalize_axis,
     unify_dim,
 )
+from ekiden.topi.reduce import accumulator, narrowed
 
 
 def matmul(a: Tensor, b: Tensor, transp_a: bool = False, transp_b: bool = False) -> Tensor:

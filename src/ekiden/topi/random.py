@@ -18,8 +18,8 @@ from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.broadcast import Operand
+from ekiden.topi.dimensions import Dim, as_dim, as_shape, expect_shape, product
 from ekiden.topi.scan import cumsum
-from ekiden.topi.shape import Dim, as_dim, as_shape, expect_shape, product
 from ekiden.topi.transform import unravel
 
 WORD_DTYPE = "uint64"

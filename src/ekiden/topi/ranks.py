@@ -15,7 +15,7 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, cast, const, logical_and, maximum
 from ekiden.tir.expr import VectorReduce, ramp
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 MOVE_LANES = 16
 """Elements that are moved, or looked at one by one, together."""

@@ -17,8 +17,17 @@ from ekiden.ir.dtype import int_range
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import EQ, Or, PrimExpr, Select, binary, cast, const, is_const, maximum, minimum
 from ekiden.te import Tensor
+from ekiden.topi.dimensions import (
+    Dim,
+    Shape,
+    as_dim,
+    as_shape,
+    equal,
+    known,
+    normalize_axes,
+    product,
+)
 from ekiden.topi.elementwise import as_bool, convert_scalar, elementwise
-from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, equal, known, normalize_axes, product
 
 Axes = int | Sequence[int] | None
 

@@ -29,12 +29,12 @@ from ekiden.ir.prim import (
 from ekiden.kernels.cpu.scatter import copied
 from ekiden.kernels.in_place import UPDATES
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS_ATTR, range_check
+from ekiden.te.range_checks import CHECKS_ATTR, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt, seq
+from ekiden.topi.dimensions import check_rank, expect_shape
 from ekiden.topi.random import WORD_DTYPE, threefry
-from ekiden.topi.shape import check_rank, expect_shape
 
 BUCKET_SHIFT = 19
 """Lower bits of a weight that a bucket ignores."""

@@ -28,7 +28,7 @@ from ekiden.kernels.cpu.loops import Axis, estimate, parallel_outer, serial
 from ekiden.kernels.cpu.scatter import REDUCTIONS, Combine, Slices, axes_of, copied, variables
 from ekiden.kernels.in_place import UPDATES
 from ekiden.te import Tensor
-from ekiden.te.range_check import (
+from ekiden.te.range_checks import (
     CHECKS_ATTR,
     RangeCheck,
     extent_checks,
@@ -37,8 +37,7 @@ from ekiden.te.range_check import (
 )
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
-from ekiden.topi.index import coordinate_checks
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Dim,
     as_dim,
     as_shape,
@@ -47,6 +46,7 @@ from ekiden.topi.shape import (
     known,
     normalize_axis,
 )  # fmt: skip
+from ekiden.topi.index import coordinate_checks
 
 CHECKED_NAMES = ("indices", "updates")
 COLUMNS_PER_CHUNK = 32

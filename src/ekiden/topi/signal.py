@@ -9,8 +9,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
-from ekiden.topi.reduce import accumulator, narrowed
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Dim,
     as_dim,
     as_shape,
@@ -19,6 +18,7 @@ from ekiden.topi.shape import (
     expect_shape,
     tidy,
 )
+from ekiden.topi.reduce import accumulator, narrowed
 
 
 def _angle(step: PrimExpr, extent: PrimExpr, dtype: str, sign: float) -> PrimExpr:

@@ -11,7 +11,7 @@ from ekiden import te
 from ekiden.arith import prove_equal
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, maximum, minimum
 from ekiden.te import Tensor
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     OPEN_END,
     Dim,
     Shape,

@@ -21,9 +21,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.elementwise import as_bool
-from ekiden.topi.ranks import Selection, index_dtype, rank, rank_dtype, selects
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Dim,
     as_dim,
     assume,
@@ -33,6 +31,8 @@ from ekiden.topi.shape import (
     product,
     replaced,
 )
+from ekiden.topi.elementwise import as_bool
+from ekiden.topi.ranks import Selection, index_dtype, rank, rank_dtype, selects
 from ekiden.topi.transform import unravel
 
 MAX_MERGE_PASSES = 48

@@ -17,7 +17,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.shape import expect_shape, known
+from ekiden.topi.dimensions import expect_shape, known
 
 MAX_CASE_GROWTH = 3
 """How many bytes, at most, each byte of a text becomes when its case changes."""

@@ -20,9 +20,8 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS_ATTR, bound_text, extent_checks, range_check
-from ekiden.topi.layout import parse, transform_shape
-from ekiden.topi.shape import (
+from ekiden.te.range_checks import CHECKS_ATTR, bound_text, extent_checks, range_check
+from ekiden.topi.dimensions import (
     Dim,
     Shape,
     as_dim,
@@ -36,6 +35,7 @@ from ekiden.topi.shape import (
     replaced,
     tidy,
 )
+from ekiden.topi.layout import parse, transform_shape
 
 
 def _injective(

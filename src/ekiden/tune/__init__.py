@@ -18,10 +18,11 @@ processes confirm, with results that agree, becomes a record that `compile(recor
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import ekiden.runtime as _runtime  # noqa: F401  # before a module of it (see ekiden._lazy)
-from ekiden._lazy import ExportingPackage, attach, load_module
+from ekiden._lazy import attach, load_module
 
 if TYPE_CHECKING:
     from ekiden.tune.candidate import Candidate
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
     from ekiden.tune.measure import Measurer, Outcome
     from ekiden.tune.records import Best, Records, Trial
     from ekiden.tune.remote import Remote
+    from ekiden.tune.schedule_templates import get_config, template, template_task
     from ekiden.tune.search import Evolution, Random, Replay, Search, learned
     from ekiden.tune.session import Session
     from ekiden.tune.sketch import TraceSpace
     from ekiden.tune.space import FamilySpace, Space
     from ekiden.tune.task import Task, schedule_task, te_task
-    from ekiden.tune.template import get_config, template, template_task
 
 __all__ = [
     "Best",
@@ -81,16 +82,16 @@ if not TYPE_CHECKING:  # reading records needs no compiler
             "session": "Session",
             "task": "Task schedule_task te_task",
             "sketch": "TraceSpace",
-            "template": "get_config template template_task",
+            "schedule_templates": "get_config template template_task",
             "foreign": "read_autotvm read_metaschedule",
             "ekiden.compiler.tune": "extract_tasks profile_sizes",
         },
     )
 
 
-class _CallablePackage(ExportingPackage):
-    """The package module, made callable as `ekiden.tune(model, ...)`, since PEP 562 has no hook for
-    calls.
+class _CallablePackage(ModuleType):
+    """The package called like its function, `ekiden.tune(model, ...)`. Its class is what Python has
+    for that: a module's own `__call__` is not looked up.
     """
 
     def __call__(self, *args: object, **options: object) -> object:

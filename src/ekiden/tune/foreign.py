@@ -28,9 +28,9 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tir.stmt import PrimFunc
 from ekiden.tune.blocks import block_of
 from ekiden.tune.candidate import Candidate
+from ekiden.tune.schedule_templates import TemplateSpace
 from ekiden.tune.sketch import TraceSpace, trace_text
 from ekiden.tune.task import Task
-from ekiden.tune.template import TemplateSpace
 
 METASCHEDULE = "metaschedule"
 """The rule of candidates that are traces of TVM's."""

@@ -33,7 +33,7 @@ from ekiden.tir.schedule.trace import BlockRV, ExprRV, LoopRV
 from ekiden.tir.stmt import Block, IterKind
 from ekiden.tir.tensor_intrin.x86 import VNNI_DOT_16x4_INTRIN
 from ekiden.tir.transform.inject_prefetch import PREFETCH_ANNOTATION as BRING_AHEAD
-from ekiden.tir.transform.loop_partition import PARTITION_HINT_ANNOTATION
+from ekiden.tir.transform.loop_partitioning import PARTITION_HINT_ANNOTATION
 from ekiden.tune.blocks import (
     block_of,
     extent,

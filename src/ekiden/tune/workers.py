@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from ekiden.runtime.forks import Lock
+from ekiden._locks import ForkSafeLock
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.tune.wire import Head, Message, MessageReader, send
 
@@ -88,7 +88,7 @@ class Worker:
 
 
 _IDLE_WORKERS: dict[str, list[Worker]] = {}
-_LOCK = Lock()
+_LOCK = ForkSafeLock()
 
 
 def _idle_worker(module: str) -> Worker | None:

@@ -19,7 +19,7 @@ from ekiden.relay import create_executor
 from ekiden.relay.expr import Call, Function, Tuple, var
 from ekiden.relay.type_infer import infer_expr_type
 from ekiden.runtime.errors import TypeInferenceError
-from ekiden.topi.shape import equal, known, slice_range, window_extent, window_extent_ceil
+from ekiden.topi.dimensions import equal, known, slice_range, window_extent, window_extent_ceil
 
 pytestmark = pytest.mark.quick
 

@@ -11,7 +11,7 @@ from ekiden.ir.prim import Var
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.testing import count_ops
-from ekiden.topi.shape import Dim, as_dim
+from ekiden.topi.dimensions import Dim, as_dim
 
 SIZE = (1, 9, 10, 2)
 

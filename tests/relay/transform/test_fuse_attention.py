@@ -6,7 +6,7 @@ from pass_checks import assert_same_meaning, calls, program
 
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import Call
-from ekiden.relay.op.nn.attention import AttentionAttrs
+from ekiden.relay.op.nn.dot_product_attention import AttentionAttrs
 from ekiden.relay.transform import FuseAttention, InferType
 from ekiden.relay.visitor import post_order
 

@@ -10,7 +10,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Call, Function, const, var
 from ekiden.relay.transform import ConvertLayout, InferType
 from ekiden.relay.visitor import bind, free_vars, post_order
-from ekiden.topi.shape import as_ints
+from ekiden.topi.dimensions import as_ints
 
 pytestmark = pytest.mark.quick
 

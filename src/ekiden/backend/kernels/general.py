@@ -32,7 +32,7 @@ from ekiden.runtime import PackedFunc, load_module
 from ekiden.runtime.paths import general_kernels_path
 from ekiden.target import Target
 from ekiden.te.prim_func import whole_operations
-from ekiden.te.range_check import RangeCheck, checks_of
+from ekiden.te.range_checks import RangeCheck, checks_of
 from ekiden.te.reducer import REDUCERS, Reduce, ReduceAxis
 from ekiden.tir.stmt import IterVar
 from ekiden.topi.nn.weights import WORD

@@ -18,10 +18,10 @@ from ekiden.ir.prim import FloorDiv, FloorMod, PrimExpr, Var, const, is_const
 from ekiden.ir.prim import cast as cast_to
 from ekiden.ir.prim_visitor import rewrite, substitute
 from ekiden.kernels.steps import replace_computation
+from ekiden.topi.dimensions import as_dim
 from ekiden.topi.layout import packed_tile, permute
-from ekiden.topi.nn.conv import conv, guarded, inside, weight_element
+from ekiden.topi.nn.convolution import conv, guarded, inside, weight_element
 from ekiden.topi.nn.weights import window_axes
-from ekiden.topi.shape import as_dim
 
 if TYPE_CHECKING:
     from ekiden.topi.nn import pool, winograd

@@ -38,7 +38,7 @@ from ekiden.relay.transform.memory.manifest_alloc import tensor_types
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.te.range_check import check_site
+from ekiden.te.range_checks import check_site
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import AssertStmt, BufferStore, PrimFunc, seq
 

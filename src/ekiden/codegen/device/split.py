@@ -31,9 +31,9 @@ from ekiden.target import Target
 from ekiden.tir.expr import BufferAddress, BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, LetStmt, PrimFunc, Stmt
 from ekiden.tir.transform import split_host_device
+from ekiden.tir.transform.host_device_split import is_device_loop
 from ekiden.tir.transform.narrow_data_type import narrow_data_type
 from ekiden.tir.transform.pipeline import AFTER_SPLIT, BEFORE_SPLIT
-from ekiden.tir.transform.split_host_device import is_device_loop
 from ekiden.tir.visitor import StmtMutator, all_expressions, walk
 
 

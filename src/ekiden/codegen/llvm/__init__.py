@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         held,
     )
     from ekiden.codegen.llvm.debug import DebugLines
-    from ekiden.codegen.llvm.emit import emit, emit_all
     from ekiden.codegen.llvm.image import ImageInfo, inspect, link
+    from ekiden.codegen.llvm.module_emitter import emit, emit_all
 
 __all__ = [
     "LLVM_VERSION",

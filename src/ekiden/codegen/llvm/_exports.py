@@ -8,11 +8,11 @@ EXPORTS = {
     "debug": """
         DebugLines
     """,
-    "emit": """
-        emit emit_all
-    """,
     "image": """
         ImageInfo inspect link
+    """,
+    "module_emitter": """
+        emit emit_all
     """,
 }
 """Module -> its names."""

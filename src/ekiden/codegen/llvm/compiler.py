@@ -13,13 +13,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from ekiden._lazy import LazyModule
+from ekiden._locks import hold_at_forks
 from ekiden.codegen.task import Task
 from ekiden.codegen.worker_process import compile_isolated
 from ekiden.ir.installed import version_of
 from ekiden.ir.pass_context import DEBUG, phase
 from ekiden.runtime import environment
 from ekiden.runtime.errors import CompileError, InternalError
-from ekiden.runtime.forks import hold_at_forks
 from ekiden.target import Target
 from ekiden.target.features import BASELINE_FEATURES, RISCV
 from ekiden.tir.stmt import PrimFunc
@@ -27,9 +27,9 @@ from ekiden.tir.stmt import PrimFunc
 if TYPE_CHECKING:
     import llvmlite.binding as llvm
 
-    import ekiden.codegen.llvm.emit as emit
+    import ekiden.codegen.llvm.module_emitter as emit
 else:
-    emit = LazyModule("ekiden.codegen.llvm.emit")
+    emit = LazyModule("ekiden.codegen.llvm.module_emitter")
     llvm = LazyModule(
         "llvmlite.binding"
     )  # 15 ms that a program with general kernels does not wait for

@@ -40,7 +40,7 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.type import TupleType, Type
 from ekiden.relay.expr import Expr, Tuple, TupleGetItem, Var
 from ekiden.runtime.errors import UnsupportedError
-from ekiden.topi.shape import equal
+from ekiden.topi.dimensions import equal
 
 
 class PerCase(NoTensor):

@@ -22,7 +22,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 Gate = Callable[[Expr], Expr]
 """The cell that it may look at -> what goes into its activation."""

@@ -10,7 +10,7 @@ from ekiden.frontend.common.node import Node
 from ekiden.ir.dtype import is_float, itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import known, product
+from ekiden.topi.dimensions import known, product
 
 
 def mean(node: Node, data: Expr, axis: Sequence[int], keepdims: bool) -> Expr:

@@ -43,7 +43,7 @@ from ekiden.relay.expr import (
 )
 from ekiden.relay.op import sequence
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import is_any
+from ekiden.topi.dimensions import is_any
 
 MAX_WRITTEN_OUT = 64
 """The most iterations that are written out one after the other."""

@@ -10,7 +10,7 @@ from ekiden.ir.prim import maximum, minimum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Shape, as_attr, tidy
+from ekiden.topi.dimensions import Shape, as_attr, tidy
 
 SINGULAR = "is 0: the matrix is singular"
 NOT_POSITIVE = "is not positive: the matrix is not positive definite"

@@ -17,7 +17,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import Dim, Shape, as_dim, known
+from ekiden.topi.dimensions import Dim, Shape, as_dim, known
 
 Result: TypeAlias = Expr | Value | Sequence[Expr | Value | None]
 """What a converter gives: an expression (its fields are the outputs where it is a tuple), a value,

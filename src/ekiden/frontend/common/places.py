@@ -17,8 +17,8 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Dim, as_attr, as_dim, equal, tidy
-from ekiden.topi.shape import known as number_of
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, equal, tidy
+from ekiden.topi.dimensions import known as number_of
 
 
 @dataclass(frozen=True, slots=True)

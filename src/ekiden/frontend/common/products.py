@@ -6,7 +6,7 @@ from ekiden.frontend.common.node import Node
 from ekiden.ir.prim import is_const
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import Shape, broadcast_shape, equal, product
+from ekiden.topi.dimensions import Shape, broadcast_shape, equal, product
 
 
 def multiplied(node: Node, a: Expr, b: Expr) -> Expr:

@@ -6,7 +6,7 @@ from ekiden.frontend.common.node import Node
 from ekiden.frontend.common.value import Value
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.relay import op
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 
 def is_open(node: Node, index: int) -> bool:

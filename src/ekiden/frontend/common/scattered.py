@@ -13,7 +13,7 @@ from ekiden.frontend.common.places import Places, index_tensor, inside, limits, 
 from ekiden.frontend.common.value import Value
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_attr, as_dim, known, tidy
+from ekiden.topi.dimensions import as_attr, as_dim, known, tidy
 
 MODES: Mapping[str, str] = {
     "second": "update", "add": "add", "multiply": "mul", "maximum": "max", "minimum": "min",

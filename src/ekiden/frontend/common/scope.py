@@ -36,7 +36,7 @@ from ekiden.relay.type_infer import infer_expr_type
 from ekiden.relay.visitor import free_vars as relay_free_vars
 from ekiden.relay.visitor import map_type
 from ekiden.runtime.errors import ImportModelError
-from ekiden.topi.shape import equal, known
+from ekiden.topi.dimensions import equal, known
 
 MAX_EXTENT_NODES = 100
 """Nodes of an expression that is an extent. Those of networks with named sizes are shorter; where

@@ -12,7 +12,7 @@ from ekiden.frontend.common.scattered import MODES
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_attr, as_dim, tidy
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, tidy
 
 
 def combined_rows(node: Node, kind: str, data: Expr, ids: Expr, count: Dim) -> Expr:

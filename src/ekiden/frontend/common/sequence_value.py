@@ -20,7 +20,7 @@ from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType, TupleType, Type, TypeCall
 from ekiden.relay.expr import Expr
 from ekiden.relay.op import sequence
-from ekiden.topi.shape import equal
+from ekiden.topi.dimensions import equal
 
 
 def joined(a: Type, b: Type) -> Type | None:

@@ -24,7 +24,7 @@ from ekiden.ir.prim import AnyDim, IntImm, PrimExpr, SizeVar, Var, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
-from ekiden.topi.shape import Dim, as_attr, known
+from ekiden.topi.dimensions import Dim, as_attr, known
 
 MOST = 64
 """The longest vector that is followed: sizes are few, and longer vectors are other things."""

@@ -11,8 +11,8 @@ from ekiden.frontend.common.value import Value, known, scalar
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_attr, as_dim, tidy
-from ekiden.topi.shape import known as number_of
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, tidy
+from ekiden.topi.dimensions import known as number_of
 
 Dims = Sequence[Dim]
 

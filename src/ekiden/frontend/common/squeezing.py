@@ -18,7 +18,7 @@ from ekiden.frontend.common.value import Value, known
 from ekiden.ir.prim import EQ, NE, AnyDim, PrimExpr, binary, is_const
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import equal
+from ekiden.topi.dimensions import equal
 
 
 def without_axes(data: Expr, is_gone: Expr, count: int) -> Expr:

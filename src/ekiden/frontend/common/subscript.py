@@ -11,8 +11,8 @@ from ekiden.frontend.common.value import Value, known
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import Dim
-from ekiden.topi.shape import known as number
+from ekiden.topi.dimensions import Dim
+from ekiden.topi.dimensions import known as number
 
 MASKS = ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
 

@@ -25,7 +25,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, TupleGetItem, const
 from ekiden.runtime.text import TEXT_END, encode
-from ekiden.topi.shape import Dim, Shape, equal, known, product
+from ekiden.topi.dimensions import Dim, Shape, equal, known, product
 
 N = TypeVar("N", bound=Node)
 

@@ -16,7 +16,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import FloatImm, IntImm, PrimExpr
 from ekiden.ir.type import TensorType, Type, tensor_type
 from ekiden.relay.expr import Constant, Expr, const
-from ekiden.topi.shape import Dim, as_attr
+from ekiden.topi.dimensions import Dim, as_attr
 
 Symbols: TypeAlias = npt.NDArray[np.object_]
 """An object array of PrimExpr: int64 ones stand for any integer dtype."""

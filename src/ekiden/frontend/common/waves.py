@@ -16,7 +16,7 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import Shape, as_dim, known
+from ekiden.topi.dimensions import Shape, as_dim, known
 
 MOST_WAVES = 1024
 """The largest extent whose waves become one matrix: 8 MB of float32."""

@@ -21,7 +21,7 @@ from ekiden.ir.prim import PrimExpr, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Dim, Shape, as_attr, as_dim, as_ints, ceil_div, known, tidy
+from ekiden.topi.dimensions import Dim, Shape, as_attr, as_dim, as_ints, ceil_div, known, tidy
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ekiden.frontend.jax.dtype import array_of, bits_of, extents_of, is_complex,
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Dim, as_attr, as_dim, known
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, known
 
 if TYPE_CHECKING:
     from ekiden.frontend.jax.graph import Graph

@@ -28,7 +28,7 @@ from ekiden.ir import prim
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
 from ekiden.runtime.errors import ImportModelError
-from ekiden.topi.shape import infer_reshape
+from ekiden.topi.dimensions import infer_reshape
 
 Evaluator = Callable[[Node, Sequence[Array]], Array | None]
 

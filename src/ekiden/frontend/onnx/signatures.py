@@ -19,7 +19,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.onnx.messages import onnx
 from ekiden.frontend.onnx.node import Node
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 if TYPE_CHECKING:
     from ekiden.frontend.onnx import contrib_signatures, limits, signature_table

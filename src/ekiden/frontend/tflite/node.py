@@ -15,7 +15,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Dim, known
+from ekiden.topi.dimensions import Dim, known
 
 if TYPE_CHECKING:
     from ekiden.frontend.tflite.graph import Graph

@@ -30,7 +30,7 @@ from ekiden.ir.dtype import is_float, is_int
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, Shape, as_attr, known
+from ekiden.topi.dimensions import Dim, Shape, as_attr, known
 
 Operand: TypeAlias = Value | Scalar
 Converter: TypeAlias = Callable[..., "Result | Scalar | list[PrimExpr] | None"]

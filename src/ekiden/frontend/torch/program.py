@@ -33,8 +33,8 @@ from ekiden.ir.span import Span
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.runtime.errors import ImportModelError, UnsupportedError
+from ekiden.topi.dimensions import as_dim
 from ekiden.topi.random import threefry_key
-from ekiden.topi.shape import as_dim
 
 GENERATOR = "random_generator"
 """The state that random numbers are drawn from, among the buffers that a program changes."""

@@ -14,7 +14,7 @@ from ekiden.frontend.common.unsupported import Unsupported
 from ekiden.ir import prim
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
-from ekiden.topi.shape import tidy
+from ekiden.topi.dimensions import tidy
 
 Scalar: TypeAlias = int | float | bool | PrimExpr
 

@@ -49,7 +49,7 @@ from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Prefetch, Stmt, seq
-from ekiden.topi.shape import equal as same_dim
+from ekiden.topi.dimensions import equal as same_dim
 
 PACK_PREFETCH = {"first": (16, 3), "second": (32, 2)}
 """The cache that a matrix is brought to before it is copied -> steps of k ahead, and how a prefetch

@@ -32,7 +32,7 @@ from ekiden.te.reducer import COMBINE, identity
 from ekiden.te.tensor import ComputeOp, ProducerLoad, Tensor
 from ekiden.tir.expr import Buffer, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt
-from ekiden.tir.transform.vectorize_loops import Vectorizer, tail_lanes
+from ekiden.tir.transform.loop_vectorization import Vectorizer, tail_lanes
 from ekiden.tir.visitor import EMPTY_STMT, sequence
 
 ACCUMULATORS = 4

@@ -40,7 +40,7 @@ from ekiden.kernels.family import Family, size_of
 from ekiden.kernels.prim_builder import extern_buffers
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.te.range_check import from_either_end
+from ekiden.te.range_checks import from_either_end
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import BufferStore, IfThenElse, Prefetch, PrimFunc, Stmt, seq
 

@@ -33,8 +33,8 @@ from ekiden.kernels.stages import has_known_weights
 from ekiden.target import Target
 from ekiden.tir.expr import Buffer, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, Stmt, seq
-from ekiden.topi.nn.conv_transpose import fits_one_panel
-from ekiden.topi.shape import as_ints
+from ekiden.topi.dimensions import as_ints
+from ekiden.topi.nn.transposed_convolution import fits_one_panel
 
 TAG = "conv2d_transpose"
 MAX_LANES = 16

@@ -23,7 +23,7 @@ from ekiden.target import Target
 from ekiden.te.tensor import ProducerLoad
 from ekiden.tir.expr import Buffer, BufferLoad, Ramp
 from ekiden.tir.stmt import Block, BufferStore, For, ForKind, IterKind, Stmt
-from ekiden.tir.transform.vectorize_loops import Vectorizer
+from ekiden.tir.transform.loop_vectorization import Vectorizer
 from ekiden.tir.visitor import expressions, walk
 
 MAX_LANES = 16

@@ -51,7 +51,7 @@ from ekiden.kernels.prim_builder import extern_buffers, tiled_function
 from ekiden.kernels.quantized.int8_dot import widen_pairs, widened_buffer
 from ekiden.kernels.spaces.recurrent import default, gate_groups, space, state_dtype
 from ekiden.target import Target
-from ekiden.te.range_check import checks_of
+from ekiden.te.range_checks import checks_of
 from ekiden.tir.expr import Buffer, BufferLoad, VectorReduce, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, LetStmt, PrimFunc, Stmt, seq
 from ekiden.topi.cells import Cell, VectorMath

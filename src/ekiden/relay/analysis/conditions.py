@@ -11,7 +11,7 @@ from ekiden.ir.prim_visitor import Interned, free_vars
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr, Function, If, Match
 from ekiden.relay.visitor import children, post_order
-from ekiden.topi.shape import assumptions
+from ekiden.topi.dimensions import assumptions
 
 Condition = tuple[PrimExpr, str]
 """A condition on dimensions, and the call that needs it."""

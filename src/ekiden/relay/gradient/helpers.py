@@ -11,7 +11,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Constant
 from ekiden.relay.expr import const as literal
-from ekiden.topi.shape import as_dim
+from ekiden.topi.dimensions import as_dim
 
 
 def tensor(expr: RelayExpr) -> TensorType:

@@ -22,7 +22,7 @@ from ekiden.relay.op.algebra import VarianceAttrs
 from ekiden.relay.op.gradient import register_gradient
 from ekiden.relay.op.index import GatherNDAttrs, OneHotAttrs, TakeAttrs
 from ekiden.relay.op.join import ConcatenateAttrs, SplitAttrs, StackAttrs
-from ekiden.relay.op.nn.pad import PadAttrs
+from ekiden.relay.op.nn.padding import PadAttrs
 from ekiden.relay.op.reduce import ReduceAttrs, reduced_axes
 from ekiden.relay.op.slice import StridedSliceAttrs, sliced
 from ekiden.relay.op.transform import (
@@ -32,7 +32,7 @@ from ekiden.relay.op.transform import (
     TransposeAttrs,
     transposed_axes,
 )
-from ekiden.topi.shape import as_dim, known
+from ekiden.topi.dimensions import as_dim, known
 
 Expr = RelayExpr
 

@@ -36,15 +36,15 @@ from ekiden.relay.gradient.helpers import (
 )
 from ekiden.relay.gradient.movement import over_count, over_number, over_size
 from ekiden.relay.op.gradient import register_gradient
-from ekiden.relay.op.nn.dense import BatchMatmulAttrs, MatmulAttrs
 from ekiden.relay.op.nn.geometry import AvgPool2DAttrs, Conv2DAttrs, MaxPool2DAttrs
+from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, MatmulAttrs
 from ekiden.relay.op.nn.norm import (
     BatchNormAttrs,
     GroupNormAttrs,
     InstanceNormAttrs,
     LayerNormAttrs,
 )
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 Expr = RelayExpr
 

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     )
     from ekiden.relay.op.placing import *  # noqa: F403
     from ekiden.relay.op.reduce import *  # noqa: F403
-    from ekiden.relay.op.reshape import *  # noqa: F403
-    from ekiden.relay.op.reshape import reshape
+    from ekiden.relay.op.reshaping import *  # noqa: F403
+    from ekiden.relay.op.reshaping import reshape
     from ekiden.relay.op.scan import *  # noqa: F403
     from ekiden.relay.op.shape_func import register_shape_func
     from ekiden.relay.op.slice import *  # noqa: F403

@@ -15,8 +15,8 @@ from ekiden.ir.text import prim_text, shape_text, type_text
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.runtime.errors import IndexRangeError, LinAlgError, TypeInferenceError
-from ekiden.te.range_check import bound_text, message
-from ekiden.topi.shape import unify_dim
+from ekiden.te.range_checks import bound_text, message
+from ekiden.topi.dimensions import unify_dim
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -61,11 +61,11 @@ EXPORTS = {
     "reduce": """
         all any argmax argmin max mean min prod sum
     """,
-    "reshape": """
+    "reshaping": """
         expand_dims reshape squeeze
     """,
     "scan": """
-        cumprod cumsum
+        cummax cummin cumprod cumsum
     """,
     "shape_func": """
         register_shape_func
@@ -168,9 +168,6 @@ OPERATORS = {
         nn.bias_add nn.dropout nn.fast_softmax nn.leaky_relu nn.log_softmax nn.prelu nn.relu
         nn.softmax
     """,
-    "ekiden.relay.op.nn.attention": """
-        nn.attention
-    """,
     "ekiden.relay.op.nn.backward": """
         nn.avg_pool2d_grad nn.conv2d_backward_weight nn.max_pool2d_grad
     """,
@@ -183,11 +180,14 @@ OPERATORS = {
     "ekiden.relay.op.nn.conv": """
         nn.conv1d nn.conv2d nn.conv2d_transpose
     """,
-    "ekiden.relay.op.nn.dense": """
-        nn.batch_matmul nn.contrib_dense_pack nn.contrib_pack_weight nn.dense nn.matmul
+    "ekiden.relay.op.nn.dot_product_attention": """
+        nn.attention
     """,
     "ekiden.relay.op.nn.enlarge": """
         dyn.image.resize3d
+    """,
+    "ekiden.relay.op.nn.matrix_products": """
+        nn.batch_matmul nn.contrib_dense_pack nn.contrib_pack_weight nn.dense nn.matmul
     """,
     "ekiden.relay.op.nn.nibbles": """
         nn.contrib_dense_nibbles nn.contrib_dense_nibbles_pack
@@ -195,7 +195,7 @@ OPERATORS = {
     "ekiden.relay.op.nn.norm": """
         nn.batch_norm nn.group_norm nn.instance_norm nn.layer_norm nn.lrn nn.rms_norm
     """,
-    "ekiden.relay.op.nn.pad": """
+    "ekiden.relay.op.nn.padding": """
         nn.pad
     """,
     "ekiden.relay.op.nn.pages": """
@@ -205,7 +205,7 @@ OPERATORS = {
         nn.adaptive_avg_pool2d nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.global_avg_pool2d
         nn.global_max_pool2d nn.max_pool1d nn.max_pool2d nn.max_pool3d
     """,
-    "ekiden.relay.op.nn.recurrent": """
+    "ekiden.relay.op.nn.recurrent_layers": """
         nn.contrib_pack_recurrent nn.recurrent
     """,
     "ekiden.relay.op.nn.space": """
@@ -236,11 +236,11 @@ OPERATORS = {
     "ekiden.relay.op.reduce": """
         all any argmax argmin max mean min prod sum
     """,
-    "ekiden.relay.op.reshape": """
+    "ekiden.relay.op.reshaping": """
         expand_dims nn.batch_flatten reshape squeeze
     """,
     "ekiden.relay.op.scan": """
-        cumprod cumsum
+        cummax cummin cumprod cumsum
     """,
     "ekiden.relay.op.sequence": """
         sequence.at sequence.concat sequence.erase sequence.insert sequence.length

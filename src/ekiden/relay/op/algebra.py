@@ -29,10 +29,10 @@ from ekiden.relay.op.join import as_tuple
 from ekiden.relay.op.reduce import max as largest_of
 from ekiden.relay.op.reduce import mean, reduced_axes
 from ekiden.relay.op.reduce import sum as sum_of
-from ekiden.relay.op.reshape import squeeze
+from ekiden.relay.op.reshaping import squeeze
 from ekiden.topi.broadcast import broadcast_to as repeated
+from ekiden.topi.dimensions import Dim, Dims, as_attr, as_ints, as_shape, axes_attr
 from ekiden.topi.reduce import accumulator
-from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape, axes_attr
 
 if TYPE_CHECKING:
     from ekiden.topi import transform as arranging

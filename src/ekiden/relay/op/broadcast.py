@@ -34,7 +34,7 @@ from ekiden.relay.op._declare import (
 )
 from ekiden.runtime import register_func
 from ekiden.te import Tensor
-from ekiden.topi.shape import Shape, broadcast_shape
+from ekiden.topi.dimensions import Shape, broadcast_shape
 
 
 def broadcast_types(name: str, arguments: Sequence[TensorType]) -> Shape:

@@ -25,7 +25,7 @@ from ekiden.relay.expr import const as relay_const
 from ekiden.relay.op._declare import attrs_of, call, fail, identity_relation, rank_is, tensors
 from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
 from ekiden.topi.create import sequence
-from ekiden.topi.shape import Dim, Dims, as_attr, as_dim, as_ints, as_shape, ceil_div, tidy
+from ekiden.topi.dimensions import Dim, Dims, as_attr, as_dim, as_ints, as_shape, ceil_div, tidy
 
 Number = int | float | PrimExpr
 

@@ -20,7 +20,7 @@ from ekiden.relay.op._declare import attempt, call, fail, tensors
 from ekiden.runtime.errors import InputError
 from ekiden.te import Tensor, placeholder
 from ekiden.tir.expr import Buffer
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 Dims = tuple[list[PrimExpr], list[ShapeCheck]]
 """The unknown dimensions of a result, and what must hold at run time."""

@@ -25,7 +25,7 @@ from ekiden.runtime.errors import InputError
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.topi.create import sequence
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 declare_dynamic(
     "dyn.full",

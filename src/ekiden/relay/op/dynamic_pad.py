@@ -16,8 +16,8 @@ from ekiden.relay.op.dynamic import Dims, declare_dynamic, element, unknown_shap
 from ekiden.runtime.errors import InputError
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
-from ekiden.topi.nn.pad import pad_by_mode
-from ekiden.topi.shape import expect_shape
+from ekiden.topi.dimensions import expect_shape
+from ekiden.topi.nn.padding import pad_by_mode
 
 
 @node("relay.attrs.DynPadAttrs")

@@ -29,7 +29,7 @@ from ekiden.relay.op.dynamic import (
     unknown_shape,
 )
 from ekiden.tir.expr import Buffer
-from ekiden.topi.shape import expect_result_rank, normalize_axis, product
+from ekiden.topi.dimensions import expect_result_rank, normalize_axis, product
 
 
 @node("relay.attrs.DynReshapeAttrs")

@@ -17,7 +17,7 @@ from ekiden.relay.op.dynamic import Dims, choose, declare_dynamic, element
 from ekiden.runtime.errors import InputError
 from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
-from ekiden.topi.shape import normalize_axis
+from ekiden.topi.dimensions import normalize_axis
 
 
 @node("relay.attrs.DynOneHotAttrs")

@@ -17,7 +17,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay.op._declare import fail
 from ekiden.relay.op.dynamic import Dims, choose, declare_dynamic, elements, length_of
 from ekiden.tir.expr import Buffer
-from ekiden.topi.shape import normalize_axis
+from ekiden.topi.dimensions import normalize_axis
 from ekiden.topi.slice import dynamic_strided_slice
 
 

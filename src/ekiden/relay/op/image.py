@@ -23,11 +23,9 @@ from ekiden.relay.op.elementwise import round as rounded
 from ekiden.relay.op.image_sampling import *  # noqa: F403
 from ekiden.relay.op.index import take
 from ekiden.relay.op.join import concatenate
-from ekiden.relay.op.reshape import reshape
+from ekiden.relay.op.reshaping import reshape
 from ekiden.te import Tensor
-from ekiden.topi.image.resize import INTEGER_TOLERANCE, Sampling, resize, rounding_of
-from ekiden.topi.layout import parse, spatial
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Dim,
     Dims,
     Shape,
@@ -39,6 +37,8 @@ from ekiden.topi.shape import (
     known,
     tidy,
 )
+from ekiden.topi.image.resize import INTEGER_TOLERANCE, Sampling, resize, rounding_of
+from ekiden.topi.layout import parse, spatial
 
 METHODS = ("nearest_neighbor", "linear", "cubic")
 

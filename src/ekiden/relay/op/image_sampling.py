@@ -14,7 +14,7 @@ from ekiden.relay.op._declare import by_layout, call
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.te import Tensor
-from ekiden.topi.shape import Dim, Dims, as_attr
+from ekiden.topi.dimensions import Dim, Dims, as_attr
 
 Sizes = Dim | Sequence[Dim]
 

@@ -40,9 +40,9 @@ from ekiden.relay.op._declare import (
 from ekiden.relay.op.dynamic import constant_of, dynamic
 from ekiden.relay.op.dynamic_select import DynOneHotAttrs
 from ekiden.te import Tensor
-from ekiden.te.range_check import extent_checks
+from ekiden.te.range_checks import extent_checks
+from ekiden.topi.dimensions import Dim, as_dim, as_ints, expect_shape, known, normalize_axis
 from ekiden.topi.index import EXTENT_LIMIT
-from ekiden.topi.shape import Dim, as_dim, as_ints, expect_shape, known, normalize_axis
 
 
 @node("relay.attrs.TakeAttrs")

@@ -33,7 +33,7 @@ from ekiden.relay.op._declare import (
     tensors,
 )
 from ekiden.te import Tensor
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Dim,
     Dims,
     as_attr,

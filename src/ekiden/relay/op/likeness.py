@@ -21,9 +21,17 @@ from ekiden.relay.op.elementwise import cast
 from ekiden.relay.op.join import concatenate
 from ekiden.relay.op.placing import scatter_nd
 from ekiden.relay.op.reduce import max as largest
-from ekiden.relay.op.reshape import expand_dims, reshape
+from ekiden.relay.op.reshaping import expand_dims, reshape
 from ekiden.relay.op.slice import strided_slice
-from ekiden.topi.shape import Dim, Dims, as_attr, as_ints, as_shape, infer_reshape, normalize_axis
+from ekiden.topi.dimensions import (
+    Dim,
+    Dims,
+    as_attr,
+    as_ints,
+    as_shape,
+    infer_reshape,
+    normalize_axis,
+)
 
 
 @node("relay.attrs.ReshapeLikeAttrs")

@@ -33,8 +33,8 @@ from ekiden.relay.op.dynamic import (
     unknown_shape,
 )
 from ekiden.relay.op.join import as_tuple
-from ekiden.te.range_check import bound_text
-from ekiden.topi.shape import Dim, Dims, as_attr, as_shape, normalize_axis
+from ekiden.te.range_checks import bound_text
+from ekiden.topi.dimensions import Dim, Dims, as_attr, as_shape, normalize_axis
 
 
 @node("relay.attrs.ScatterElementsAttrs")

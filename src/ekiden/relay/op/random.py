@@ -13,8 +13,8 @@ from ekiden.ir.op import Array
 from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.op._declare import call, check_range
 from ekiden.relay.op._inventory import declare
+from ekiden.topi.dimensions import Dim, Dims, as_attr, as_shape
 from ekiden.topi.random import threefry_key as key_words
-from ekiden.topi.shape import Dim, Dims, as_attr, as_shape
 
 
 @node("relay.attrs.ThreefryGenerateAttrs")

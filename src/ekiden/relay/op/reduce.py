@@ -26,7 +26,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
 from ekiden.te import Tensor
-from ekiden.topi.shape import Shape, as_dim, axes_attr, expect_least, normalize_axes
+from ekiden.topi.dimensions import Shape, as_dim, axes_attr, expect_least, normalize_axes
 
 
 @node("relay.attrs.ReduceAttrs")

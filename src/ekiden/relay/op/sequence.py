@@ -23,7 +23,7 @@ from ekiden.relay.expr import Call, Constructor, Expr, TypeData
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail
 from ekiden.relay.values import ConstructorValue
 from ekiden.runtime.errors import RunError
-from ekiden.topi.shape import normalize_axis
+from ekiden.topi.dimensions import normalize_axis
 
 _HEADER = GlobalTypeVar("List")
 _ELEMENT = TypeVar("A")

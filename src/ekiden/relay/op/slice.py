@@ -22,7 +22,7 @@ from ekiden.relay.op._declare import attempt, attrs_of, call, tensors
 from ekiden.relay.op.create import ones_like
 from ekiden.relay.op.dynamic import constant_of, dynamic
 from ekiden.relay.op.dynamic_slice import DynStridedSliceAttrs
-from ekiden.topi.shape import Dim, Dims, Shape, as_attr, as_ints, as_shape
+from ekiden.topi.dimensions import Dim, Dims, Shape, as_attr, as_ints, as_shape
 from ekiden.topi.slice import slice_ranges, take_ranges
 
 

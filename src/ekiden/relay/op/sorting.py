@@ -24,7 +24,7 @@ from ekiden.relay.op._declare import call, tensors
 from ekiden.relay.op._inventory import declare
 from ekiden.relay.op.dynamic import constant_of, dynamic
 from ekiden.relay.op.dynamic_select import DynTopKAttrs
-from ekiden.topi.shape import Dim, as_dim, as_ints
+from ekiden.topi.dimensions import Dim, as_dim, as_ints
 
 
 @node("relay.attrs.ArgsortAttrs")

@@ -13,7 +13,7 @@ from ekiden.relay.op.likeness import cast_like
 from ekiden.relay.op.placing import scatter_elements
 from ekiden.relay.op.reduce import prod
 from ekiden.relay.op.reduce import sum as total
-from ekiden.relay.op.reshape import reshape
+from ekiden.relay.op.reshaping import reshape
 from ekiden.relay.op.scan import cumprod
 from ekiden.relay.op.slice import strided_slice
 from ekiden.relay.op.sorting import argsort, argwhere

@@ -22,8 +22,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, show, tensors
 from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
-from ekiden.topi.layout import transform_array, transform_shape
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Dim,
     Dims,
     as_attr,
@@ -38,6 +37,7 @@ from ekiden.topi.shape import (
     replaced,
     tidy,
 )
+from ekiden.topi.layout import transform_array, transform_shape
 
 
 @node("relay.attrs.TransposeAttrs")

@@ -15,7 +15,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr, Tuple
 from ekiden.relay.op._declare import fail
 from ekiden.relay.op.memory import unit_relation
-from ekiden.topi.shape import as_ints
+from ekiden.topi.dimensions import as_ints
 
 
 @node("relay.attrs.ReshapeTensorAttrs")

@@ -46,7 +46,7 @@ from ekiden.relay.transform.language.scopes import infer_here
 from ekiden.relay.transform.layout.convert_layout import transpose
 from ekiden.target import Target
 from ekiden.topi.layout import permutation
-from ekiden.topi.nn.conv_transpose import fits_one_panel
+from ekiden.topi.nn.transposed_convolution import fits_one_panel
 from ekiden.topi.nn.weights import WORD_BY_DTYPE
 from ekiden.topi.nn.winograd import INTERPOLATION_POINTS, WINOGRAD_TAPS, suits, sums_fit
 

@@ -24,7 +24,7 @@ from ekiden.kernels.family import NARROW, Product
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant
-from ekiden.relay.op.nn.dense import BatchMatmulAttrs
+from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs
 from ekiden.relay.packing.common import dtype_of, known_shape, panel_width, rows_of
 from ekiden.relay.transform.language.scopes import infer_here
 from ekiden.target import Target

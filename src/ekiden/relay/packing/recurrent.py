@@ -16,7 +16,7 @@ from ekiden.kernels.cost_model import narrowing_pays
 from ekiden.kernels.quantized.int8_dot import split_large_pairs
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
-from ekiden.relay.op.nn.recurrent import PackRecurrentAttrs, RecurrentAttrs, packed_recurrent
+from ekiden.relay.op.nn.recurrent_layers import PackRecurrentAttrs, RecurrentAttrs, packed_recurrent
 from ekiden.target import Target
 
 

@@ -20,9 +20,9 @@ from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.op._declare import agree, fail, rank_is, tensors
 from ekiden.relay.op._declare import call as plain_call
-from ekiden.relay.op.reshape import reshape
+from ekiden.relay.op.reshaping import reshape
 from ekiden.relay.transform.graph.legalize import register_legalize
-from ekiden.topi.shape import as_dim, replaced
+from ekiden.topi.dimensions import as_dim, replaced
 
 TABLE = "FTVMQnnCanonicalize"
 """The table of legalizations (TVM's name) that says what the operators stand for."""

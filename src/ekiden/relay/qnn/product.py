@@ -21,7 +21,6 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr
 from ekiden.relay.op._declare import attrs_of, fail, tensors
-from ekiden.relay.op.nn.dense import BatchMatmulAttrs, DenseAttrs
 from ekiden.relay.op.nn.geometry import (
     Conv2DAttrs,
     Conv2DTransposeAttrs,
@@ -31,6 +30,7 @@ from ekiden.relay.op.nn.geometry import (
     spread,
     window_size,
 )
+from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs
 from ekiden.relay.qnn import products
 from ekiden.relay.qnn._declare import (
     BYTES,

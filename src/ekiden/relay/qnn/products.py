@@ -33,7 +33,7 @@ from ekiden.relay.op import min as smallest
 from ekiden.relay.op import sum as total
 from ekiden.relay.op._declare import call
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Ints, sides, spread
-from ekiden.relay.op.reshape import reshape
+from ekiden.relay.op.reshaping import reshape
 from ekiden.relay.op.slice import strided_slice
 from ekiden.topi.nn.weights import WORD
 

@@ -31,7 +31,7 @@ from ekiden.relay.qnn._declare import (
 from ekiden.relay.qnn.elementwise import unary_relation
 from ekiden.relay.qnn.rescale import Parameter, RequantizeAttrs, Rescaling, Steps, requantize_array
 from ekiden.runtime.errors import CompileError
-from ekiden.topi.shape import normalize_axis
+from ekiden.topi.dimensions import normalize_axis
 
 _SCALES = "input_scale input_zero_point output_scale output_zero_point"
 

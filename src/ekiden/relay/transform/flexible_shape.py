@@ -25,7 +25,7 @@ from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.visitor import bind
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Dim, as_dim
+from ekiden.topi.dimensions import Dim, as_dim
 
 
 def FlexibleShapeDispatch(  # noqa: N802

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+from ekiden._locks import ForkSafeLock
 from ekiden.runtime.binding._core import _pool_stats, get_global_func
 from ekiden.runtime.errors import MemoryLimitError
-from ekiden.runtime.forks import Lock
 
 
 class MemoryStats(NamedTuple):
@@ -55,7 +55,7 @@ class _Bounds:
     """Active memory bounds, in whatever order they begin and end."""
 
     def __init__(self) -> None:
-        self.lock = Lock()
+        self.lock = ForkSafeLock()
         self.active: list[int] = []
         self.before = 0
         """The limit without them."""
@@ -93,7 +93,7 @@ class _HostArrays:
     """
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._sizes: dict[int, int] = {}
         """Identity of the array that owns memory -> its bytes."""
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from ekiden import runtime
+from ekiden._locks import ForkSafeLock
 from ekiden.runtime.errors import InputError
-from ekiden.runtime.forks import Lock
 
 
 class ProgramState:
@@ -20,7 +20,7 @@ class ProgramState:
         self.names = tuple(names)
         self._first = first
         self._values: tuple[object, ...] | None = None
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
 
     def run(
         self,

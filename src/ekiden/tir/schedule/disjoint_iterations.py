@@ -28,7 +28,7 @@ from ekiden.tir.schedule.program import (
     unit_loop_values,
 )
 from ekiden.tir.stmt import For
-from ekiden.tir.transform.flatten_buffers import flat_index
+from ekiden.tir.transform.flat_buffers import flat_index
 
 
 # From cheap to dear. (1) All accesses are one: its elements move by more than the loops inside of

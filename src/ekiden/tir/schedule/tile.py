@@ -44,8 +44,8 @@ from ekiden.tir.stmt import (
     Stmt,
 )
 from ekiden.tir.tensor_intrin.micro import MicroKernel, Options, PartialSums, SumLoop, TileNest
-from ekiden.tir.transform.flatten_buffers import flat_index
-from ekiden.tir.transform.vectorize_loops import Vectorizer
+from ekiden.tir.transform.flat_buffers import flat_index
+from ekiden.tir.transform.loop_vectorization import Vectorizer
 from ekiden.tir.visitor import sub_statements
 from ekiden.tir.visitor import substitute as substitute_stmt
 

@@ -11,21 +11,23 @@ from ekiden._lazy import attach
 from ekiden.tir.transform._exports import EXPORTS
 
 if TYPE_CHECKING:
-    from ekiden.tir.transform.align_storage import align_storage
-    from ekiden.tir.transform.compact_buffers import compact_buffers
-    from ekiden.tir.transform.convert_blocks_to_opaque import convert_blocks_to_opaque
-    from ekiden.tir.transform.convert_loops_to_serial import convert_loops_to_serial
-    from ekiden.tir.transform.drop_attributes import drop_attributes
-    from ekiden.tir.transform.flatten_buffers import flat_index, flatten_buffers
-    from ekiden.tir.transform.hoist_conditions import hoist_conditions
-    from ekiden.tir.transform.hoist_invariants import hoist_invariants
-    from ekiden.tir.transform.inject_double_buffer import inject_double_buffer
-    from ekiden.tir.transform.inject_virtual_threads import inject_virtual_threads
-    from ekiden.tir.transform.loop_partition import loop_partition
-    from ekiden.tir.transform.lower_blocks import lower_blocks
-    from ekiden.tir.transform.lower_cross_thread_reduction import lower_cross_thread_reduction
-    from ekiden.tir.transform.lower_init_block import lower_init_block
-    from ekiden.tir.transform.lower_intrinsics import lower_intrinsics
+    from ekiden.tir.transform.assumptions import remove_assume, use_assumptions
+    from ekiden.tir.transform.attribute_removal import drop_attributes
+    from ekiden.tir.transform.block_lowering import lower_blocks
+    from ekiden.tir.transform.buffer_compaction import compact_buffers
+    from ekiden.tir.transform.condition_hoisting import hoist_conditions
+    from ekiden.tir.transform.cross_thread_reduction import lower_cross_thread_reduction
+    from ekiden.tir.transform.double_buffers import inject_double_buffer
+    from ekiden.tir.transform.flat_buffers import flat_index, flatten_buffers
+    from ekiden.tir.transform.host_device_split import split_host_device
+    from ekiden.tir.transform.init_blocks import lower_init_block
+    from ekiden.tir.transform.intrinsic_lowering import lower_intrinsics
+    from ekiden.tir.transform.loop_invariants import hoist_invariants
+    from ekiden.tir.transform.loop_partitioning import loop_partition
+    from ekiden.tir.transform.loop_unrolling import unroll_loops
+    from ekiden.tir.transform.loop_vectorization import vectorize_loops
+    from ekiden.tir.transform.no_ops import remove_no_op
+    from ekiden.tir.transform.opaque_blocks import convert_blocks_to_opaque
     from ekiden.tir.transform.pipeline import (
         PASSES,
         TILED_PASSES,
@@ -65,16 +67,14 @@ if TYPE_CHECKING:
         lower,
         prim_func_pass,
     )
-    from ekiden.tir.transform.remove_assume import remove_assume, use_assumptions
-    from ekiden.tir.transform.remove_no_op import remove_no_op
-    from ekiden.tir.transform.remove_store_undef import remove_store_undef
     from ekiden.tir.transform.scalars_as_tensors import numbers_as_tensors
-    from ekiden.tir.transform.simplify import simplify
-    from ekiden.tir.transform.split_host_device import split_host_device
-    from ekiden.tir.transform.storage_rewrite import storage_rewrite
-    from ekiden.tir.transform.unify_thread_binding import unify_thread_binding
-    from ekiden.tir.transform.unroll_loops import unroll_loops
-    from ekiden.tir.transform.vectorize_loops import vectorize_loops
+    from ekiden.tir.transform.serial_loops import convert_loops_to_serial
+    from ekiden.tir.transform.simplification import simplify
+    from ekiden.tir.transform.storage_alignment import align_storage
+    from ekiden.tir.transform.storage_sharing import storage_rewrite
+    from ekiden.tir.transform.thread_binding import unify_thread_binding
+    from ekiden.tir.transform.undefined_stores import remove_store_undef
+    from ekiden.tir.transform.virtual_threads import inject_virtual_threads
     from ekiden.tir.views import lower_match_buffer
 
 __all__ = [

@@ -1,50 +1,56 @@
 """Where the names of `ekiden.tir.transform` stand. Made by scripts/generate_exports.py."""
 
 EXPORTS = {
-    "align_storage": """
-        align_storage
+    "assumptions": """
+        remove_assume use_assumptions
     """,
-    "compact_buffers": """
-        compact_buffers
-    """,
-    "convert_blocks_to_opaque": """
-        convert_blocks_to_opaque
-    """,
-    "convert_loops_to_serial": """
-        convert_loops_to_serial
-    """,
-    "drop_attributes": """
+    "attribute_removal": """
         drop_attributes
     """,
-    "flatten_buffers": """
-        flat_index flatten_buffers
-    """,
-    "hoist_conditions": """
-        hoist_conditions
-    """,
-    "hoist_invariants": """
-        hoist_invariants
-    """,
-    "inject_double_buffer": """
-        inject_double_buffer
-    """,
-    "inject_virtual_threads": """
-        inject_virtual_threads
-    """,
-    "loop_partition": """
-        loop_partition
-    """,
-    "lower_blocks": """
+    "block_lowering": """
         lower_blocks
     """,
-    "lower_cross_thread_reduction": """
+    "buffer_compaction": """
+        compact_buffers
+    """,
+    "condition_hoisting": """
+        hoist_conditions
+    """,
+    "cross_thread_reduction": """
         lower_cross_thread_reduction
     """,
-    "lower_init_block": """
+    "double_buffers": """
+        inject_double_buffer
+    """,
+    "flat_buffers": """
+        flat_index flatten_buffers
+    """,
+    "host_device_split": """
+        split_host_device
+    """,
+    "init_blocks": """
         lower_init_block
     """,
-    "lower_intrinsics": """
+    "intrinsic_lowering": """
         lower_intrinsics
+    """,
+    "loop_invariants": """
+        hoist_invariants
+    """,
+    "loop_partitioning": """
+        loop_partition
+    """,
+    "loop_unrolling": """
+        unroll_loops
+    """,
+    "loop_vectorization": """
+        vectorize_loops
+    """,
+    "no_ops": """
+        remove_no_op
+    """,
+    "opaque_blocks": """
+        convert_blocks_to_opaque
     """,
     "pipeline": """
         AlignStorage Apply BindTarget CompactBufferAllocation ConvertBlocksToOpaque
@@ -55,35 +61,29 @@ EXPORTS = {
         StorageFlatten StorageRewrite TILED_PASSES ThreadSync UnifyThreadBinding UnrollLoop
         UseAssumptions VectorizeLoop lower prim_func_pass
     """,
-    "remove_assume": """
-        remove_assume use_assumptions
-    """,
-    "remove_no_op": """
-        remove_no_op
-    """,
-    "remove_store_undef": """
-        remove_store_undef
-    """,
     "scalars_as_tensors": """
         numbers_as_tensors
     """,
-    "simplify": """
+    "serial_loops": """
+        convert_loops_to_serial
+    """,
+    "simplification": """
         simplify
     """,
-    "split_host_device": """
-        split_host_device
+    "storage_alignment": """
+        align_storage
     """,
-    "storage_rewrite": """
+    "storage_sharing": """
         storage_rewrite
     """,
-    "unify_thread_binding": """
+    "thread_binding": """
         unify_thread_binding
     """,
-    "unroll_loops": """
-        unroll_loops
+    "undefined_stores": """
+        remove_store_undef
     """,
-    "vectorize_loops": """
-        vectorize_loops
+    "virtual_threads": """
+        inject_virtual_threads
     """,
     "ekiden.tir.views": """
         lower_match_buffer

@@ -39,8 +39,8 @@ from ekiden.ir.prim import (
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
 from ekiden.te.inline import STORED_ATTR
+from ekiden.topi.dimensions import Dim, Shape, as_dim, expect_least, known, replaced
 from ekiden.topi.layout import spatial
-from ekiden.topi.shape import Dim, Shape, as_dim, expect_least, known, replaced
 
 COORDINATE_DTYPE = "float32"
 

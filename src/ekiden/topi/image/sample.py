@@ -8,10 +8,17 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import EQ, Or, PrimExpr, Select, Var, binary, cast, const
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS_ATTR, extent_checks, from_either_end, index_check
+from ekiden.te.range_checks import CHECKS_ATTR, extent_checks, from_either_end, index_check
+from ekiden.topi.dimensions import (
+    Dim,
+    as_shape,
+    check_rank,
+    expect_least,
+    expect_shape,
+    window_extent,
+)
 from ekiden.topi.layout import permute
-from ekiden.topi.nn.conv import Padding, guarded, ntuple, pads
-from ekiden.topi.shape import Dim, as_shape, check_rank, expect_least, expect_shape, window_extent
+from ekiden.topi.nn.convolution import Padding, guarded, ntuple, pads
 
 COORDINATE_DTYPE = "float32"
 SAMPLE_METHODS = ("nearest", "bilinear", "bicubic")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ekiden import te
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS_ATTR
+from ekiden.te.range_checks import CHECKS_ATTR
 
 
 def checked(data: Tensor, info: Tensor, subject: str, problem: str) -> Tensor:

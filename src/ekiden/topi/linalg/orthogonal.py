@@ -11,8 +11,8 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
+from ekiden.topi.dimensions import tidy
 from ekiden.topi.linalg.rows import Rows, each_matrix, matrices, shapes_of, wide_dtype
-from ekiden.topi.shape import tidy
 
 
 def geqrf(data: Tensor) -> tuple[Tensor, ...]:

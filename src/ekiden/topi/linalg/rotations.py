@@ -17,6 +17,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
+from ekiden.topi.dimensions import tidy
 from ekiden.topi.linalg.rows import (
     MACHINE_EPSILON,
     HalfAngle,
@@ -27,7 +28,6 @@ from ekiden.topi.linalg.rows import (
     turned,
     wide_dtype,
 )
-from ekiden.topi.shape import tidy
 from ekiden.topi.sorting import before
 
 MAX_SWEEPS = 40

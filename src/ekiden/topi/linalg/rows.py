@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from ekiden.ir.prim import ExprLike, PrimExpr, Select, Var, const, convert
 from ekiden.te import Tensor
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
-from ekiden.topi.shape import Shape, equal, product, tidy
+from ekiden.topi.dimensions import Shape, equal, product, tidy
 from ekiden.topi.transform import unravel
 
 ROW_LANES = 16

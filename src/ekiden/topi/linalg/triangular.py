@@ -11,8 +11,8 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
+from ekiden.topi.dimensions import as_dim, equal, tidy
 from ekiden.topi.linalg.rows import Rows, each_matrix, matrices, shapes_of, wide_dtype
-from ekiden.topi.shape import as_dim, equal, tidy
 
 
 def _greatest_pivot(ib: IRBuilder, work: Rows, k: Var) -> PrimExpr:

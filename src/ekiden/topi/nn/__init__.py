@@ -7,32 +7,32 @@ from ekiden.topi.nn._exports import EXPORTS
 
 if TYPE_CHECKING:
     from ekiden.topi.nn.activation import *  # noqa: F403
-    from ekiden.topi.nn.attention import *  # noqa: F403
-    from ekiden.topi.nn.attention import attention
     from ekiden.topi.nn.bits import *  # noqa: F403
     from ekiden.topi.nn.blocks import *  # noqa: F403
-    from ekiden.topi.nn.conv import *  # noqa: F403
-    from ekiden.topi.nn.conv import conv
     from ekiden.topi.nn.conv_layouts import *  # noqa: F403
-    from ekiden.topi.nn.conv_transpose import *  # noqa: F403
-    from ekiden.topi.nn.conv_transpose import conv_transpose
+    from ekiden.topi.nn.convolution import *  # noqa: F403
+    from ekiden.topi.nn.convolution import conv
     from ekiden.topi.nn.deformable import *  # noqa: F403
-    from ekiden.topi.nn.dense import *  # noqa: F403
-    from ekiden.topi.nn.dense import dense
+    from ekiden.topi.nn.dot_product_attention import *  # noqa: F403
+    from ekiden.topi.nn.dot_product_attention import attention
     from ekiden.topi.nn.loss import *  # noqa: F403
-    from ekiden.topi.nn.lstm import *  # noqa: F403
-    from ekiden.topi.nn.lstm import lstm
+    from ekiden.topi.nn.lstm_cell import *  # noqa: F403
+    from ekiden.topi.nn.lstm_cell import lstm
+    from ekiden.topi.nn.matrix_products import *  # noqa: F403
+    from ekiden.topi.nn.matrix_products import dense
     from ekiden.topi.nn.nibbles import *  # noqa: F403
     from ekiden.topi.nn.norm import *  # noqa: F403
-    from ekiden.topi.nn.pad import *  # noqa: F403
-    from ekiden.topi.nn.pad import pad
+    from ekiden.topi.nn.padding import *  # noqa: F403
+    from ekiden.topi.nn.padding import pad
     from ekiden.topi.nn.pages import *  # noqa: F403
     from ekiden.topi.nn.pool import *  # noqa: F403
-    from ekiden.topi.nn.recurrent import *  # noqa: F403
-    from ekiden.topi.nn.recurrent import recurrent
-    from ekiden.topi.nn.softmax import *  # noqa: F403
-    from ekiden.topi.nn.softmax import softmax
+    from ekiden.topi.nn.recurrent_layers import *  # noqa: F403
+    from ekiden.topi.nn.recurrent_layers import recurrent
+    from ekiden.topi.nn.softmax_stages import *  # noqa: F403
+    from ekiden.topi.nn.softmax_stages import softmax
     from ekiden.topi.nn.space import *  # noqa: F403
+    from ekiden.topi.nn.transposed_convolution import *  # noqa: F403
+    from ekiden.topi.nn.transposed_convolution import conv_transpose
     from ekiden.topi.nn.upsample import *  # noqa: F403
     from ekiden.topi.nn.winograd import *  # noqa: F403
 

@@ -4,17 +4,11 @@ EXPORTS = {
     "activation": """
         bias_add leaky_relu prelu relu
     """,
-    "attention": """
-        attention
-    """,
     "bits": """
         bitpack
     """,
     "blocks": """
         dense_blocks dense_blocks_pack take_blocks take_blocks_pack
-    """,
-    "conv": """
-        conv
     """,
     "conv_layouts": """
         conv1d conv1d_ncw conv1d_nwc conv1d_transpose_ncw conv2d conv2d_hwcn conv2d_nchw
@@ -23,20 +17,23 @@ EXPORTS = {
         group_conv1d_transpose_ncw group_conv2d_nchw group_conv2d_nhwc
         group_conv2d_transpose_nchw group_conv3d_transpose_ncdhw
     """,
-    "conv_transpose": """
-        conv_transpose
+    "convolution": """
+        conv
     """,
     "deformable": """
         correlation_nchw deformable_conv2d_nchw deformable_conv2d_nhwc
     """,
-    "dense": """
-        batch_matmul dense dense_pack matmul pack_weight
+    "dot_product_attention": """
+        attention
     """,
     "loss": """
         cross_entropy cross_entropy_with_logits nll_loss
     """,
-    "lstm": """
+    "lstm_cell": """
         lstm
+    """,
+    "matrix_products": """
+        batch_matmul dense dense_pack matmul pack_weight
     """,
     "nibbles": """
         dense_nibbles dense_nibbles_pack
@@ -45,7 +42,7 @@ EXPORTS = {
         batch_norm group_norm instance_norm l2_normalize layer_norm lrn rms_norm
         scale_shift_nchw scale_shift_nhwc
     """,
-    "pad": """
+    "padding": """
         mirror_pad pad
     """,
     "pages": """
@@ -54,15 +51,18 @@ EXPORTS = {
     "pool": """
         adaptive_pool adaptive_pool1d adaptive_pool3d global_pool pool1d pool2d pool3d pool_grad
     """,
-    "recurrent": """
+    "recurrent_layers": """
         pack_recurrent recurrent
     """,
-    "softmax": """
+    "softmax_stages": """
         fast_softmax log_softmax softmax
     """,
     "space": """
         batch_to_space_nd depth_to_space dilate fifo_buffer flatten space_to_batch_nd
         space_to_depth
+    """,
+    "transposed_convolution": """
+        conv_transpose
     """,
     "upsample": """
         upsampling upsampling3d

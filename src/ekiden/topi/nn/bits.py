@@ -7,7 +7,7 @@ from ekiden.ir.dtype import itemsize
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.te import Tensor
-from ekiden.topi.shape import expect_positive, normalize_axis, tidy
+from ekiden.topi.dimensions import expect_positive, normalize_axis, tidy
 
 PACK_TYPES = ("uint8", "uint16", "uint32", "uint64")
 

@@ -31,7 +31,8 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS_ATTR, from_either_end, index_check
+from ekiden.te.range_checks import CHECKS_ATTR, from_either_end, index_check
+from ekiden.topi.dimensions import as_dim
 from ekiden.topi.nn.block_formats import (
     BLOCK_FORMATS,
     BlockFormat,
@@ -42,7 +43,6 @@ from ekiden.topi.nn.block_formats import (
     halves,
     unpack_ints,
 )
-from ekiden.topi.shape import as_dim
 
 UNIT_VALUES = 32
 """Values whose words lie together, and of which data has a step."""

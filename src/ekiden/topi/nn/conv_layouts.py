@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ekiden.te import Tensor
-from ekiden.topi.nn.conv import Padding, conv
-from ekiden.topi.nn.conv_transpose import conv_transpose
-from ekiden.topi.shape import Dim, as_ints
+from ekiden.topi.dimensions import Dim, as_ints
+from ekiden.topi.nn.convolution import Padding, conv
+from ekiden.topi.nn.transposed_convolution import conv_transpose
 from ekiden.topi.transform import reshape
 
 Ints = int | Sequence[int]

@@ -8,10 +8,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
-from ekiden.topi.layout import permute
-from ekiden.topi.nn.conv import Padding, guarded, ntuple, pads
-from ekiden.topi.reduce import accumulator, narrowed
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     as_dim,
     expect_positive,
     expect_shape,
@@ -20,6 +17,9 @@ from ekiden.topi.shape import (
     tidy,
     window_extent,
 )
+from ekiden.topi.layout import permute
+from ekiden.topi.nn.convolution import Padding, guarded, ntuple, pads
+from ekiden.topi.reduce import accumulator, narrowed
 
 Ints = int | Sequence[int]
 

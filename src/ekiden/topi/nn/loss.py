@@ -5,10 +5,10 @@ from __future__ import annotations
 from ekiden import te
 from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, cast, const
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS_ATTR, extent_checks, from_either_end, index_check
+from ekiden.te.range_checks import CHECKS_ATTR, extent_checks, from_either_end, index_check
 from ekiden.topi.broadcast import divide
+from ekiden.topi.dimensions import expect_shape
 from ekiden.topi.reduce import sum
-from ekiden.topi.shape import expect_shape
 
 REDUCTIONS = ("none", "sum", "mean")
 

@@ -18,7 +18,7 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.te import Tensor
-from ekiden.topi.shape import as_dim
+from ekiden.topi.dimensions import as_dim
 
 PANEL_ROWS = 64
 """Rows of a weight that are packed together."""

@@ -15,11 +15,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, cast, const, maximum
 from ekiden.te import Tensor
-from ekiden.topi.elementwise import elementwise, wide
-from ekiden.topi.nn.conv import guarded, inside
-from ekiden.topi.reduce import accumulator, reduce, reduce_axes, source_indices, variance
-from ekiden.topi.reduce import mean as reduce_mean
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     as_dim,
     expect_positive,
     known,
@@ -29,6 +25,10 @@ from ekiden.topi.shape import (
     replaced,
     tidy,
 )
+from ekiden.topi.elementwise import elementwise, wide
+from ekiden.topi.nn.convolution import guarded, inside
+from ekiden.topi.reduce import accumulator, reduce, reduce_axes, source_indices, variance
+from ekiden.topi.reduce import mean as reduce_mean
 
 
 def batch_norm(

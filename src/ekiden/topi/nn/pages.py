@@ -14,10 +14,10 @@ from ekiden.kernels.attention.pages import Pages
 from ekiden.kernels.cpu.scatter import copied
 from ekiden.kernels.in_place import UPDATES
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS_ATTR, RangeCheck, range_check
+from ekiden.te.range_checks import CHECKS_ATTR, RangeCheck, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, IfThenElse, LetStmt, Stmt, seq
-from ekiden.topi.shape import check_rank, expect_shape, known
+from ekiden.topi.dimensions import check_rank, expect_shape, known
 
 MIN_TOKENS_PER_THREAD = 4
 """Tokens that one thread writes sooner than two begin."""

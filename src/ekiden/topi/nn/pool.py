@@ -19,10 +19,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and, maximum, minimum
 from ekiden.te import Tensor
-from ekiden.topi.layout import parse, spatial
-from ekiden.topi.nn.conv import Padding, guarded, inside, ntuple, pads
-from ekiden.topi.reduce import Reducer, accumulator, max, mean, reduce_axes
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Dim,
     Shape,
     as_dim,
@@ -34,6 +31,9 @@ from ekiden.topi.shape import (
     window_extent,
     window_extent_ceil,
 )
+from ekiden.topi.layout import parse, spatial
+from ekiden.topi.nn.convolution import Padding, guarded, inside, ntuple, pads
+from ekiden.topi.reduce import Reducer, accumulator, max, mean, reduce_axes
 
 
 class PoolWindow:

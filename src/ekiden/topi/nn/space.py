@@ -10,9 +10,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import EQ, PrimExpr, Var, binary, const, logical_and
 from ekiden.te import Tensor
-from ekiden.topi.layout import permute
-from ekiden.topi.nn.conv import guarded
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Dim,
     Shape,
     as_dim,
@@ -27,6 +25,8 @@ from ekiden.topi.shape import (
     replaced,
     tidy,
 )
+from ekiden.topi.layout import permute
+from ekiden.topi.nn.convolution import guarded
 from ekiden.topi.transform import unravel
 
 DEPTH_ORDERS = ("DCR", "CRD", "CDR")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ekiden.ir.prim import PrimExpr
 from ekiden.te import Tensor
+from ekiden.topi.dimensions import Dim, as_dim, known, tidy
 from ekiden.topi.image.resize import resize2d, resize3d
 from ekiden.topi.layout import spatial
-from ekiden.topi.shape import Dim, as_dim, known, tidy
 
 
 def _scaled(extent: PrimExpr, factor: float) -> PrimExpr:

@@ -21,8 +21,8 @@ import numpy as np
 from ekiden.ir.op import Array
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.text import prim_text
+from ekiden.topi.dimensions import as_dim, ceil_div, tidy, unify_dim
 from ekiden.topi.layout import packed_tile, packed_word, parse, permute
-from ekiden.topi.shape import as_dim, ceil_div, tidy, unify_dim
 
 PACKED_KINDS = (
     *("dense", "dense_u8s8", "dense_bf16"),

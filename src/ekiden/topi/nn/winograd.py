@@ -31,8 +31,8 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import EQ, PrimExpr, Select, Var, binary, cast, const
 from ekiden.runtime import empty
 from ekiden.te import Tensor
-from ekiden.topi.nn.conv import guarded, inside
-from ekiden.topi.shape import as_dim, tidy
+from ekiden.topi.dimensions import as_dim, tidy
+from ekiden.topi.nn.convolution import guarded, inside
 
 WINOGRAD_TAPS = 3
 INTERPOLATION_POINTS = {

@@ -12,7 +12,7 @@ from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const
 from ekiden.te import Tensor
-from ekiden.te.range_check import (
+from ekiden.te.range_checks import (
     CHECKS_ATTR,
     RangeCheck,
     extent_checks,
@@ -23,9 +23,9 @@ from ekiden.te.range_check import (
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
+from ekiden.topi.dimensions import Dim, as_dim, as_shape, expect_shape, known, product, tidy
 from ekiden.topi.layout import permute
 from ekiden.topi.reduce import accumulator
-from ekiden.topi.shape import Dim, as_dim, as_shape, expect_shape, known, product, tidy
 
 
 def _checks(

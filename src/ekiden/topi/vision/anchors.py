@@ -15,7 +15,7 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
-from ekiden.topi.shape import as_dim, expect_least, expect_positive, expect_shape, tidy
+from ekiden.topi.dimensions import as_dim, expect_least, expect_positive, expect_shape, tidy
 from ekiden.topi.sorting import sort_extern
 from ekiden.topi.vision.nms import keep_greedily, non_max_suppression, overlap
 

@@ -14,8 +14,8 @@ from ekiden.te import Tensor
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import BufferVar, IRBuilder
 from ekiden.tir.stmt import Stmt
+from ekiden.topi.dimensions import as_dim, expect_least, expect_shape, tidy
 from ekiden.topi.ranks import rank, rank_dtype
-from ekiden.topi.shape import as_dim, expect_least, expect_shape, tidy
 from ekiden.topi.sorting import merge_sort, sort_extern
 
 BOXES_PER_COMPARE = 16

@@ -9,12 +9,19 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS_ATTR, from_either_end, index_check
+from ekiden.te.range_checks import CHECKS_ATTR, from_either_end, index_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.ir_builder import IRBuilder
 from ekiden.tir.stmt import Stmt
+from ekiden.topi.dimensions import (
+    as_dim,
+    expect_least,
+    expect_positive,
+    expect_shape,
+    product,
+    tidy,
+)
 from ekiden.topi.layout import permute
-from ekiden.topi.shape import as_dim, expect_least, expect_positive, expect_shape, product, tidy
 from ekiden.topi.transform import unravel
 
 COORDINATE_DTYPE = "float32"

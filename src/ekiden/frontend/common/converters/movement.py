@@ -27,8 +27,8 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Dim, as_dim, tidy
-from ekiden.topi.shape import known as number
+from ekiden.topi.dimensions import Dim, as_dim, tidy
+from ekiden.topi.dimensions import known as number
 
 
 def reshape(node: AttributeNode, shape: Sequence[Dim] | None = None) -> Result:

@@ -23,8 +23,8 @@ from ekiden.frontend.common.windows import Window, dilated, tap_values
 from ekiden.ir.dtype import int_range, is_float, itemsize, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_attr, as_dim, equal, product
-from ekiden.topi.shape import known as number_of
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, equal, product
+from ekiden.topi.dimensions import known as number_of
 
 MAX_WINDOW_ELEMENTS = 4096
 """Elements of a window that are combined one after the other."""

@@ -20,7 +20,7 @@ from ekiden.frontend.common.value import constant
 from ekiden.frontend.common.windows import Window, padded, taps
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
-from ekiden.topi.shape import Dim, Shape, as_dim, known
+from ekiden.topi.dimensions import Dim, Shape, as_dim, known
 
 LAYOUTS = ("NCW", "NCHW", "NCDHW")
 """Those of Relay's operators over one axis, two and three, which formats have that name none."""

@@ -15,7 +15,7 @@ from ekiden.frontend.common.complex import Complex
 from ekiden.frontend.common.value import Value
 from ekiden.frontend.jax.node import Many, Node, Row, own
 from ekiden.relay import op
-from ekiden.topi.shape import as_attr
+from ekiden.topi.dimensions import as_attr
 
 KINDS = {
     "stablehlo.add": "add", "stablehlo.multiply": "multiply", "stablehlo.maximum": "maximum",

@@ -16,7 +16,7 @@ from ekiden.frontend.jax.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Dim, as_attr, tidy
+from ekiden.topi.dimensions import Dim, as_attr, tidy
 
 
 @dataclass(frozen=True, slots=True)

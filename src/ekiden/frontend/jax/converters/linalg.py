@@ -12,7 +12,7 @@ from ekiden.frontend.common.matrices import transposed
 from ekiden.frontend.jax.node import Converter, Node, Pair, Row, own
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Expr, TupleGetItem, const
-from ekiden.topi.shape import as_attr, as_dim, tidy
+from ekiden.topi.dimensions import as_attr, as_dim, tidy
 
 
 def _char(node: Node, name: str) -> str:

@@ -28,8 +28,8 @@ from ekiden.frontend.jax.node import (
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_attr, as_dim, equal, tidy
-from ekiden.topi.shape import known as number_of
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, equal, tidy
+from ekiden.topi.dimensions import known as number_of
 
 Dims = Sequence[Dim]
 

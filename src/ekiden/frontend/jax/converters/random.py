@@ -12,7 +12,7 @@ from ekiden.frontend.jax.node import Node, Row
 from ekiden.ir.dtype import is_float, itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_attr, as_dim, product
+from ekiden.topi.dimensions import as_attr, as_dim, product
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA

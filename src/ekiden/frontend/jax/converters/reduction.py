@@ -29,7 +29,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_attr, known
+from ekiden.topi.dimensions import as_attr, known
 
 
 def _reduce(node: Node) -> Result | Many:

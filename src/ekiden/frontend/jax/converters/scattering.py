@@ -22,7 +22,7 @@ from ekiden.frontend.jax.converters.bodies import combined, kind_of, operations
 from ekiden.frontend.jax.node import Many, Node, Row, flat, own, whole
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_attr, known, product
+from ekiden.topi.dimensions import Dim, as_attr, known, product
 
 
 def _scatter(node: Node) -> Many:

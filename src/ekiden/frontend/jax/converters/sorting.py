@@ -20,7 +20,7 @@ from ekiden.frontend.jax.node import Many, Node, Row, own
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import Dim, as_attr, as_dim
+from ekiden.topi.dimensions import Dim, as_attr, as_dim
 
 
 def _sort(node: Node) -> Many:

@@ -15,7 +15,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
 from ekiden.relay.qnn import products as qnn
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 BYTES = ("uint8", "int8")
 

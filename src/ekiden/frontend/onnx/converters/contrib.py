@@ -22,7 +22,7 @@ from ekiden.frontend.onnx.converters.norm import spread
 from ekiden.frontend.onnx.node import Attribute, Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_ints, known
+from ekiden.topi.dimensions import as_ints, known
 
 DOMAIN = "com.microsoft"
 

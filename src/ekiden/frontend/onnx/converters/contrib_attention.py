@@ -22,7 +22,7 @@ from ekiden.ir.prim import LE, PrimExpr, binary, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import as_dim, equal, known, tidy
+from ekiden.topi.dimensions import as_dim, equal, known, tidy
 
 HEADS_LAST = "bshd"
 HEADS_FIRST = "bhsd"

@@ -32,7 +32,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn import products as qnn
 from ekiden.runtime.errors import ImportModelError
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 _NONE: Mapping[str, Attribute] = {}
 

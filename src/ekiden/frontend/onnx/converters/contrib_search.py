@@ -43,7 +43,7 @@ from ekiden.frontend.onnx.node import Node
 from ekiden.ir.prim import GE, GT, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import as_dim, tidy
+from ekiden.topi.dimensions import as_dim, tidy
 
 GPT, T5, WHISPER = 0, 1, 2
 """Values of `model_type`."""

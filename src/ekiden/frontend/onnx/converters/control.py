@@ -18,7 +18,7 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import IntImm, maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_dim
+from ekiden.topi.dimensions import as_dim
 
 BRANCHES = ("then_branch", "else_branch")
 

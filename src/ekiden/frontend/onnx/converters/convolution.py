@@ -17,7 +17,7 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_attr, as_dim, known, tidy
+from ekiden.topi.dimensions import Dim, as_attr, as_dim, known, tidy
 
 
 def _kernel(node: Node) -> tuple[Dim, ...]:

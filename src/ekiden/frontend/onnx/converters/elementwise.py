@@ -21,7 +21,7 @@ from ekiden.frontend.onnx.node import Converter, Node, Row
 from ekiden.ir.dtype import is_float, is_int
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, const
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 
 def number(node: Node, value: float) -> Constant:

@@ -12,7 +12,7 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import GE, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_dim, known, tidy
+from ekiden.topi.dimensions import as_dim, known, tidy
 
 
 def _affine(node: Node) -> Expr:

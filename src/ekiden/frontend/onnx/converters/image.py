@@ -14,8 +14,8 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import EQ, GE, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import as_attr, as_dim, as_ints, known, tidy
-from ekiden.topi.shape import product as product_of
+from ekiden.topi.dimensions import as_attr, as_dim, as_ints, known, tidy
+from ekiden.topi.dimensions import product as product_of
 
 _METHODS = {
     "nearest": "nearest", "bilinear": "bilinear", "linear": "bilinear", "bicubic": "bicubic",

@@ -17,7 +17,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.errors import ImportModelError
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 
 def _weight(matrix: Array) -> Expr:

@@ -20,7 +20,7 @@ from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
 from ekiden.runtime.text import encode, sorted_texts
-from ekiden.topi.shape import Shape, known
+from ekiden.topi.dimensions import Shape, known
 
 DOMAIN = "ai.onnx.ml"
 _END = 2**31 - 1

@@ -19,7 +19,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
 from ekiden.runtime.errors import ImportModelError
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import as_dim
+from ekiden.topi.dimensions import as_dim
 
 POSTS = {"post_transform": ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")}
 

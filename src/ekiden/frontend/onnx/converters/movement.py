@@ -22,7 +22,7 @@ from ekiden.ir import prim
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, Shape, as_dim, differ, known, tidy
+from ekiden.topi.dimensions import Dim, Shape, as_dim, differ, known, tidy
 
 _FAR = 10**9
 """A slice bound from here on means "to the end": no axis is that long, and exporters write many

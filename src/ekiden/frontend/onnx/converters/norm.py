@@ -22,7 +22,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import EQ, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import Shape, as_ints, equal, known, product, tidy
+from ekiden.topi.dimensions import Shape, as_ints, equal, known, product, tidy
 
 
 def _learn_channels(node: Node) -> None:

@@ -15,7 +15,7 @@ from ekiden.frontend.onnx.node import Node, Row
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import Dim, as_dim, as_shape, known, product
+from ekiden.topi.dimensions import Dim, as_dim, as_shape, known, product
 
 _REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 

@@ -18,7 +18,7 @@ from ekiden.frontend.onnx.converters.window import AUTO_PADS, check_rank, read_w
 from ekiden.frontend.onnx.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, Shape, known, product, window_extent_ceil
+from ekiden.topi.dimensions import Dim, Shape, known, product, window_extent_ceil
 
 
 def _window(node: Node) -> Window:

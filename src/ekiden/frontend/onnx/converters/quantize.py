@@ -33,7 +33,7 @@ from ekiden.ir.dtype import SCALAR_BITS, SMALL_FLOATS, is_unsigned
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 
 def limits(dtype: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from ekiden.frontend.onnx.dtype import from_onnx_dtype
 from ekiden.frontend.onnx.node import Node, Row, describe
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem
-from ekiden.topi.shape import Dim
+from ekiden.topi.dimensions import Dim
 
 
 def generator(node: Node) -> Expr:

@@ -28,7 +28,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, TupleGetItem, const
 from ekiden.relay.qnn import products as qnn
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Shape, known
+from ekiden.topi.dimensions import Shape, known
 
 
 @dataclass(frozen=True, slots=True)

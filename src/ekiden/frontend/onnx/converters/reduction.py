@@ -22,7 +22,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import EQ, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_dim, known
+from ekiden.topi.dimensions import Dim, as_dim, known
 
 Reduce = Callable[[Expr, tuple[int, ...], bool], Expr]
 

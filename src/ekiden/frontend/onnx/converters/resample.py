@@ -25,7 +25,7 @@ from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.interpreter import Interpreter
 from ekiden.relay.visitor import free_vars
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Dim, as_dim, equal, known, tidy
+from ekiden.topi.dimensions import Dim, as_dim, equal, known, tidy
 
 SIMPLE = "simple"
 """The rounding of nearest before opset 11: down on an axis that grows, up on one that shrinks."""

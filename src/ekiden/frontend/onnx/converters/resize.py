@@ -23,7 +23,7 @@ from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Constant, Expr, Tuple, const
-from ekiden.topi.shape import Dim, Shape, as_dim, differ, equal, known, tidy
+from ekiden.topi.dimensions import Dim, Shape, as_dim, differ, equal, known, tidy
 
 _METHODS = {
     "nearest": "nearest_neighbor",

@@ -19,7 +19,7 @@ from ekiden.frontend.onnx.node import Node
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_dim, known, tidy
+from ekiden.topi.dimensions import as_dim, known, tidy
 
 
 class Decoder:

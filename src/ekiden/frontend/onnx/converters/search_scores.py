@@ -17,7 +17,7 @@ from ekiden.ir.prim import GE, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import as_dim, known, product, tidy
+from ekiden.topi.dimensions import as_dim, known, product, tidy
 
 LOWEST = float(np.finfo(np.float32).min)
 """The score of a token that may not be chosen: float32."""

@@ -22,7 +22,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Expr, Tuple, const
 from ekiden.relay.op import sequence
-from ekiden.topi.shape import as_dim, known
+from ekiden.topi.dimensions import as_dim, known
 
 
 def _sequence(node: Node, index: int) -> SequenceValue:

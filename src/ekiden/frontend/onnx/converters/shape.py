@@ -23,7 +23,7 @@ from ekiden.frontend.onnx.shape_value import check_reshape, check_step, distinct
 from ekiden.ir.prim import EQ, GE, AnyDim, IntImm, PrimExpr, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_dim, as_shape, broadcast_shape, equal, known, product
+from ekiden.topi.dimensions import Dim, as_dim, as_shape, broadcast_shape, equal, known, product
 
 
 def _identity(node: Node) -> Value:

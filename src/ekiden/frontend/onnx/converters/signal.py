@@ -20,7 +20,7 @@ from ekiden.ir.op import Array
 from ekiden.ir.prim import GE, binary
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import as_dim, known, tidy
+from ekiden.topi.dimensions import as_dim, known, tidy
 
 
 def _has_waves(node: Node, extent: int | None) -> bool:

@@ -28,7 +28,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, Tuple, const
 from ekiden.runtime.text import encode, sorted_texts
-from ekiden.topi.shape import as_dim, broadcast_shape, known
+from ekiden.topi.dimensions import as_dim, broadcast_shape, known
 
 MOVES = frozenset(
     "Compress Concat Expand Flatten Gather GatherElements GatherND Pad Reshape ReverseSequence "

@@ -18,7 +18,7 @@ from ekiden.frontend.onnx.regex import automaton
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import product
+from ekiden.topi.dimensions import product
 from ekiden.topi.text import INFINITE_SIGN, MAX_DIGITS, NAN_SIGN
 
 INTEGER = r"\s*[+-]?\d+(\.\d*)?\s*"

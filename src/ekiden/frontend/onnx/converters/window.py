@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ekiden.frontend.common.windows import Window, same_window
 from ekiden.frontend.onnx.node import Node
-from ekiden.topi.shape import Dim, known, windows_fit
+from ekiden.topi.dimensions import Dim, known, windows_fit
 
 AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER", "")
 """What `auto_pad` may be; nothing is NOTSET, as ONNX Runtime reads it."""

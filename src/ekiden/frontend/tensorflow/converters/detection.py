@@ -12,7 +12,7 @@ from ekiden.frontend.common.suppression import selected_boxes
 from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 
 def _selected(node: Node) -> Expr:

@@ -8,7 +8,7 @@ from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.ir.prim import minimum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import Shape, as_attr, equal, tidy
+from ekiden.topi.dimensions import Shape, as_attr, equal, tidy
 
 
 def _matrix(node: Node) -> tuple[Expr, Shape, str]:

@@ -22,8 +22,8 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, If, const
 from ekiden.relay.op import sequence
-from ekiden.topi.shape import as_dim
-from ekiden.topi.shape import known as number
+from ekiden.topi.dimensions import as_dim
+from ekiden.topi.dimensions import known as number
 
 MOST = 4096
 """The longest list that begins with zeros."""

@@ -12,7 +12,7 @@ from ekiden.frontend.common.formulas import uniques
 from ekiden.frontend.tensorflow.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import known as number
+from ekiden.topi.dimensions import known as number
 
 
 def _scatter(mode: str) -> Row:

@@ -15,7 +15,7 @@ from ekiden.frontend.common.windows import Window, padded, same_window
 from ekiden.frontend.tensorflow.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 _SPATIAL = {"NHWC": (1, 2), "NCHW": (2, 3), "NDHWC": (1, 2, 3), "NCDHW": (2, 3, 4)}
 _WEIGHTS = {2: "HWIO", 3: "DHWIO"}

@@ -6,7 +6,7 @@ from ekiden.frontend.common.converters.reduction import log_softmax, position, r
 from ekiden.frontend.tensorflow.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_attr
+from ekiden.topi.dimensions import as_attr
 
 
 def _softmax(node: Node) -> Expr:

@@ -12,7 +12,7 @@ from ekiden.frontend.common.segments import combined_rows, counted_rows, length_
 from ekiden.frontend.tensorflow.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, known
+from ekiden.topi.dimensions import Dim, known
 
 
 def _count(node: Node, index: int, ids: Expr) -> Dim:

@@ -11,7 +11,7 @@ from flatbuffers import flexbuffers
 from ekiden.frontend.tflite.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 
 def _options(node: Node) -> Mapping[str, Any]:

@@ -24,7 +24,7 @@ from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.relay.qnn.rescale import fixed_point, times_array, times_whole
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 
 def _axes(node: Node) -> tuple[tuple[int, ...], int]:

@@ -23,7 +23,7 @@ from ekiden.frontend.tflite.converters.window import (
 from ekiden.frontend.tflite.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import Dim, known, tidy
+from ekiden.topi.dimensions import Dim, known, tidy
 
 
 def _convolution(read: Reader) -> Converter:

@@ -17,7 +17,7 @@ from ekiden.frontend.tflite.node import Converter, Node, Quantized, Row
 from ekiden.ir.op import Array
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import known as number
+from ekiden.topi.dimensions import known as number
 
 MOVED = Quantized.MOVED
 

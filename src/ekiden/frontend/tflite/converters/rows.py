@@ -5,7 +5,7 @@ from __future__ import annotations
 from ekiden.frontend.tflite.node import Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 
 def rows_of(node: Node) -> Expr:

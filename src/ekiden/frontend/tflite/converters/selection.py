@@ -17,7 +17,7 @@ from ekiden.frontend.tflite.node import Node, Quantized, Row
 from ekiden.ir.dtype import itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_attr, as_dim, product
+from ekiden.topi.dimensions import as_attr, as_dim, product
 
 MOVED = Quantized.MOVED
 

@@ -8,7 +8,7 @@ from ekiden.frontend.common.waves import transformed, waves
 from ekiden.frontend.tflite.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 COMPLEX = ("complex64",)
 

@@ -9,7 +9,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.tflite.node import Node
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 
 def keep(node: Node, index: int, value: Value) -> None:

@@ -10,7 +10,7 @@ from ekiden.frontend.common.converters.window import weight_extents
 from ekiden.frontend.common.windows import Window, same_window
 from ekiden.frontend.tflite.node import Node
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Dim, known
+from ekiden.topi.dimensions import Dim, known
 
 SAME = 0
 """Of the enum Padding; the other is VALID."""

@@ -11,7 +11,7 @@ from ekiden.frontend.torch.converters.reduction import axes_of
 from ekiden.frontend.torch.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Shape, as_dim, equal, product, tidy
+from ekiden.topi.dimensions import Shape, as_dim, equal, product, tidy
 
 Ints = Sequence[int]
 Many = list[Expr | Value | None]

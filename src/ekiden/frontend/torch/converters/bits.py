@@ -13,7 +13,7 @@ from ekiden.frontend.torch.node import Found, Node, Row
 from ekiden.ir.dtype import itemsize
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, Shape, as_attr, as_dim, tidy
+from ekiden.topi.dimensions import Dim, Shape, as_attr, as_dim, tidy
 
 
 def _unsigned(dtype: str) -> str:

@@ -21,7 +21,7 @@ from ekiden.frontend.torch.complex import none_real, own, parts_of
 from ekiden.frontend.torch.node import Found, Node, Row, Rule
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim
+from ekiden.topi.dimensions import Dim
 
 
 def summed(function: Callable[[Expr, Expr], Expr]) -> Rule:

@@ -18,7 +18,7 @@ from ekiden.frontend.torch.node import Converter, Node, Operand, Row
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 Ints = Sequence[int]
 Many = list[Expr | Value | None]

@@ -17,7 +17,7 @@ from ekiden.frontend.torch.node import Converter, Node, Row
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, Shape, as_attr, as_dim, as_ints, known, product, tidy
+from ekiden.topi.dimensions import Dim, Shape, as_attr, as_dim, as_ints, known, product, tidy
 
 Ints = Sequence[int]
 

@@ -13,7 +13,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import as_dim, tidy
+from ekiden.topi.dimensions import as_dim, tidy
 
 
 def _full(node: Node, size: Sequence[object], value: Operand, **_: object) -> Expr:

@@ -23,7 +23,7 @@ from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import Dim, as_dim, tidy
+from ekiden.topi.dimensions import Dim, as_dim, tidy
 
 Lengths = Value | Sequence[int]
 

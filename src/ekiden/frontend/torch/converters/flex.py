@@ -17,7 +17,7 @@ from ekiden.frontend.torch.node import Node, Row
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, as_attr, equal, known, tidy
+from ekiden.topi.dimensions import Dim, as_attr, equal, known, tidy
 
 if TYPE_CHECKING:
     from ekiden.frontend.torch.graph import Graph

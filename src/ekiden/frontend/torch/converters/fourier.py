@@ -13,7 +13,7 @@ from ekiden.frontend.torch.complex import none_real, own
 from ekiden.frontend.torch.node import Found, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import known, tidy
+from ekiden.topi.dimensions import known, tidy
 
 _POWERS = (0.0, 0.5, 1.0)
 

@@ -9,7 +9,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Converter, Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
-from ekiden.topi.shape import equal, tidy
+from ekiden.topi.dimensions import equal, tidy
 
 _LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 _RESIZE = {1: op.image.resize1d, 2: op.image.resize2d, 3: op.image.resize3d}

@@ -17,7 +17,7 @@ from ekiden.ir.dtype import is_float
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import as_dim, broadcast_shape, known, product
+from ekiden.topi.dimensions import as_dim, broadcast_shape, known, product
 
 _REDUCTIONS = {"sum": "add", "prod": "mul", "amin": "min", "amax": "max", "add": "add",
                "multiply": "mul"}  # fmt: skip

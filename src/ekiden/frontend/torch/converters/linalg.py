@@ -13,7 +13,7 @@ from ekiden.frontend.torch.node import Node, Row, target_name
 from ekiden.ir.prim import maximum
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import Shape, as_attr, broadcast_shape, equal, tidy
+from ekiden.topi.dimensions import Shape, as_attr, broadcast_shape, equal, tidy
 
 
 def _failing(node: Node, at: int) -> str:

@@ -14,7 +14,7 @@ from ekiden.frontend.torch.complex import bilinear, own
 from ekiden.frontend.torch.node import Converter, Found, Node, Operand, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import equal, known
+from ekiden.topi.dimensions import equal, known
 
 
 def product_of(node: Node, a: Value, b: Value) -> Expr:

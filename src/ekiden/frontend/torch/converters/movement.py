@@ -17,7 +17,7 @@ from ekiden.ir import prim
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import Dim, Shape, as_dim, equal, known, tidy
+from ekiden.topi.dimensions import Dim, Shape, as_dim, equal, known, tidy
 
 Many = list[Expr | Value | None]
 

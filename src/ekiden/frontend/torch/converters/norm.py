@@ -13,7 +13,7 @@ from ekiden.ir.dtype import to_numpy
 from ekiden.ir.prim import PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import known, product
+from ekiden.topi.dimensions import known, product
 
 Many = list[Expr | Value | None]
 

@@ -13,7 +13,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Converter, Node, Operand, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem
-from ekiden.topi.shape import Shape, as_attr, known
+from ekiden.topi.dimensions import Shape, as_attr, known
 
 if TYPE_CHECKING:
     from ekiden.frontend.torch.graph import Graph

@@ -16,7 +16,7 @@ from ekiden.frontend.torch.symbols import Scalar
 from ekiden.ir.dtype import is_float, itemsize, to_numpy
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, TupleGetItem, const
-from ekiden.topi.shape import known, product
+from ekiden.topi.dimensions import known, product
 
 Axes = Sequence[int] | int | None
 

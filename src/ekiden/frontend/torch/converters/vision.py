@@ -11,7 +11,7 @@ from ekiden.frontend.common.value import Value
 from ekiden.frontend.torch.node import Node, Row
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
-from ekiden.topi.shape import known
+from ekiden.topi.dimensions import known
 
 Size: TypeAlias = object
 """A size of an argument: see `Node.size`."""

@@ -9,28 +9,28 @@ from ekiden.relay.op.nn._exports import EXPORTS
 if TYPE_CHECKING:
     from ekiden.relay.op.image import upsampling
     from ekiden.relay.op.nn.activation import *  # noqa: F403
-    from ekiden.relay.op.nn.attention import *  # noqa: F403
-    from ekiden.relay.op.nn.attention import attention
     from ekiden.relay.op.nn.backward import *  # noqa: F403
     from ekiden.relay.op.nn.bits import *  # noqa: F403
     from ekiden.relay.op.nn.blocks import *  # noqa: F403
     from ekiden.relay.op.nn.conv import *  # noqa: F403
-    from ekiden.relay.op.nn.dense import *  # noqa: F403
-    from ekiden.relay.op.nn.dense import dense
+    from ekiden.relay.op.nn.dot_product_attention import *  # noqa: F403
+    from ekiden.relay.op.nn.dot_product_attention import attention
     from ekiden.relay.op.nn.enlarge import *  # noqa: F403
+    from ekiden.relay.op.nn.matrix_products import *  # noqa: F403
+    from ekiden.relay.op.nn.matrix_products import dense
     from ekiden.relay.op.nn.nibbles import *  # noqa: F403
     from ekiden.relay.op.nn.norm import *  # noqa: F403
-    from ekiden.relay.op.nn.pad import *  # noqa: F403
-    from ekiden.relay.op.nn.pad import pad
+    from ekiden.relay.op.nn.padding import *  # noqa: F403
+    from ekiden.relay.op.nn.padding import pad
     from ekiden.relay.op.nn.pages import *  # noqa: F403
     from ekiden.relay.op.nn.pool import *  # noqa: F403
-    from ekiden.relay.op.nn.recurrent import *  # noqa: F403
-    from ekiden.relay.op.nn.recurrent import recurrent
+    from ekiden.relay.op.nn.recurrent_layers import *  # noqa: F403
+    from ekiden.relay.op.nn.recurrent_layers import recurrent
     from ekiden.relay.op.nn.space import *  # noqa: F403
     from ekiden.relay.op.nn.sparse import *  # noqa: F403
     from ekiden.relay.op.nn.volume import *  # noqa: F403
     from ekiden.relay.op.nn.winograd import *  # noqa: F403
-    from ekiden.relay.op.reshape import batch_flatten
+    from ekiden.relay.op.reshaping import batch_flatten
 
 __all__ = ["attention", "batch_flatten", "dense", "pad", "recurrent", "upsampling"]
 __all__ += [name for name in exported_names(EXPORTS) if name not in __all__]

@@ -7,9 +7,6 @@ EXPORTS = {
     "activation": """
         bias_add dropout dropout_raw fast_softmax leaky_relu log_softmax prelu relu softmax
     """,
-    "attention": """
-        attention
-    """,
     "backward": """
         avg_pool2d_grad conv2d_backward_weight max_pool2d_grad
     """,
@@ -22,11 +19,14 @@ EXPORTS = {
     "conv": """
         contrib_conv2d_nchwc contrib_depthwise_conv2d_nchwc conv1d conv2d conv2d_transpose
     """,
-    "dense": """
-        batch_matmul contrib_dense_pack contrib_pack_weight dense matmul
+    "dot_product_attention": """
+        attention
     """,
     "enlarge": """
         upsampling3d
+    """,
+    "matrix_products": """
+        batch_matmul contrib_dense_pack contrib_pack_weight dense matmul
     """,
     "nibbles": """
         contrib_dense_nibbles contrib_dense_nibbles_pack
@@ -34,7 +34,7 @@ EXPORTS = {
     "norm": """
         batch_norm group_norm instance_norm layer_norm lrn rms_norm
     """,
-    "pad": """
+    "padding": """
         pad
     """,
     "pages": """
@@ -45,7 +45,7 @@ EXPORTS = {
         global_avg_pool3d global_max_pool1d global_max_pool2d global_max_pool3d max_pool1d
         max_pool2d max_pool3d
     """,
-    "recurrent": """
+    "recurrent_layers": """
         contrib_pack_recurrent gru lstm packed_recurrent recurrent rnn
     """,
     "space": """
@@ -64,7 +64,7 @@ EXPORTS = {
         contrib_conv2d_winograd_weight_transform
         contrib_conv2d_winograd_without_weight_transform
     """,
-    "ekiden.relay.op.reshape": """
+    "ekiden.relay.op.reshaping": """
         batch_flatten
     """,
 }

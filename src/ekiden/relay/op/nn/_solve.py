@@ -12,8 +12,8 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import Solve
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.type import TensorType, Type
+from ekiden.topi.dimensions import as_dim, window_extent
 from ekiden.topi.layout import is_blocked, parse, transform_shape, whole
-from ekiden.topi.shape import as_dim, window_extent
 
 Types = Sequence[Type | None]
 

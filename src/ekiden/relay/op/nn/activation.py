@@ -31,7 +31,7 @@ from ekiden.relay.op._declare import (
 )
 from ekiden.relay.op.nn._solve import vectors_along
 from ekiden.te import Tensor
-from ekiden.topi.shape import normalize_axis
+from ekiden.topi.dimensions import normalize_axis
 
 register_op(
     OpDef(

@@ -34,8 +34,8 @@ from ekiden.relay.op.nn.geometry import (
     window_size,
 )
 from ekiden.relay.op.nn.pool import pool_shape
-from ekiden.topi.shape import as_dim, known, tidy, window_extent
-from ekiden.topi.shape import product as product_of
+from ekiden.topi.dimensions import as_dim, known, tidy, window_extent
+from ekiden.topi.dimensions import product as product_of
 
 
 @node("relay.attrs.Conv2DBackwardWeightAttrs")

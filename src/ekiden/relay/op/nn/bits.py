@@ -16,7 +16,7 @@ from ekiden.relay.op._inventory import declare
 from ekiden.relay.op.broadcast import bitwise_and, multiply, subtract
 from ekiden.relay.op.elementwise import cast
 from ekiden.relay.op.nn.conv import conv2d
-from ekiden.relay.op.nn.dense import dense
+from ekiden.relay.op.nn.matrix_products import dense
 
 
 @node("relay.attrs.BitPackAttrs")

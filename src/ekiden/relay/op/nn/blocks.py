@@ -26,9 +26,9 @@ from ekiden.relay.op._declare import (
 )
 from ekiden.relay.op.nn._work import of_product
 from ekiden.te import Tensor
+from ekiden.topi.dimensions import as_dim, tidy
 from ekiden.topi.nn.block_formats import BLOCK_FORMATS, BlockFormat
 from ekiden.topi.nn.blocks import PackedBlock, unpack_blocks
-from ekiden.topi.shape import as_dim, tidy
 
 _DENSE, _TAKE, _PACKED = "nn.dense_blocks", "nn.take_blocks", "nn.contrib_dense_blocks_pack"
 _TAKE_PACKED = "nn.contrib_take_blocks_pack"

@@ -58,6 +58,7 @@ from ekiden.relay.op.nn.geometry import (
     window_size,
 )
 from ekiden.te import Tensor
+from ekiden.topi.dimensions import as_dim, expect_multiple, transposed_extent, window_extent
 from ekiden.topi.layout import (
     is_blocked,
     packed_tile,
@@ -67,14 +68,13 @@ from ekiden.topi.layout import (
     transform_shape,
     whole,
 )
-from ekiden.topi.nn.conv import conv as convolve
+from ekiden.topi.nn.convolution import conv as convolve
 from ekiden.topi.nn.weights import (
     conv_transpose_weight_shape,
     conv_weight_shape,
     unpack_conv_transpose_weight,
     unpack_conv_weight,
 )
-from ekiden.topi.shape import as_dim, expect_multiple, transposed_extent, window_extent
 
 
 def as_conv2d(attrs: Conv1DAttrs | Conv1DTransposeAttrs) -> Conv2DAttrs:

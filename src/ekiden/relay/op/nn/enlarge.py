@@ -22,10 +22,10 @@ from ekiden.relay.op.image_sampling import Resize3DAttrs
 from ekiden.relay.op.index import take
 from ekiden.relay.op.join import concatenate
 from ekiden.relay.op.nn.space import UpSampling3DAttrs
-from ekiden.relay.op.reshape import reshape
+from ekiden.relay.op.reshaping import reshape
 from ekiden.te import Tensor
+from ekiden.topi.dimensions import known
 from ekiden.topi.layout import parse, spatial
-from ekiden.topi.shape import known
 
 
 @node("relay.attrs.DynResize3DAttrs")

@@ -14,7 +14,7 @@ from ekiden.ir.node import node, shown
 from ekiden.ir.prim import PrimExpr
 from ekiden.ir.text import prim_text
 from ekiden.relay.op._window import WindowAttrs
-from ekiden.topi.shape import as_dim, unify_dim
+from ekiden.topi.dimensions import as_dim, unify_dim
 
 Ints = int | Sequence[int]
 

@@ -14,8 +14,8 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, rank_at_least, rank_is, tensors
 from ekiden.relay.op.nn._work import of_product
+from ekiden.topi.dimensions import as_dim, tidy
 from ekiden.topi.nn.nibbles import PANEL_ROWS, WORD_VALUES, unpack_nibbles, unpack_words
-from ekiden.topi.shape import as_dim, tidy
 
 _NAME = "nn.contrib_dense_nibbles"
 _PACKED = "nn.contrib_dense_nibbles_pack"

@@ -42,7 +42,7 @@ from ekiden.relay.op._declare import (
 from ekiden.relay.op.nn._solve import vectors_along
 from ekiden.relay.op.nn.activation import along
 from ekiden.te import Tensor
-from ekiden.topi.shape import known, normalize_axis
+from ekiden.topi.dimensions import known, normalize_axis
 
 
 def _with_vectors(

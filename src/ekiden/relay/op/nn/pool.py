@@ -43,9 +43,7 @@ from ekiden.relay.op.nn.geometry import (
 from ekiden.relay.op.reduce import max as largest
 from ekiden.relay.op.reduce import mean
 from ekiden.te import Tensor, identity
-from ekiden.topi.layout import parse, spatial
-from ekiden.topi.nn.pool import adaptive_avg_pool
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Shape,
     as_dim,
     as_ints,
@@ -53,6 +51,8 @@ from ekiden.topi.shape import (
     window_extent,
     window_extent_ceil,
 )
+from ekiden.topi.layout import parse, spatial
+from ekiden.topi.nn.pool import adaptive_avg_pool
 
 PoolAttrs = MaxPoolAttrs | AvgPoolAttrs
 

@@ -24,7 +24,7 @@ from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import call, keeps_layout
 from ekiden.relay.op._inventory import declare
 from ekiden.te import Tensor
-from ekiden.topi.shape import Dim, Dims, as_attr
+from ekiden.topi.dimensions import Dim, Dims, as_attr
 
 
 @node("relay.attrs.SubPixelAttrs")

@@ -34,9 +34,9 @@ from ekiden.relay.op.nn.geometry import (
     window_size,
 )
 from ekiden.te import Tensor
+from ekiden.topi.dimensions import expect_multiple, tidy, unify_dim
 from ekiden.topi.layout import channel
 from ekiden.topi.nn.weights import conv_transpose_weight_shape, conv_weight_shape
-from ekiden.topi.shape import expect_multiple, tidy, unify_dim
 
 
 @node("relay.attrs.CorrelationAttrs")

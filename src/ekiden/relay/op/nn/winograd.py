@@ -13,6 +13,7 @@ from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensors
 from ekiden.relay.op._window import WindowAttrs
 from ekiden.relay.op.nn._work import product
+from ekiden.topi.dimensions import as_dim, ceil_div, tidy
 from ekiden.topi.nn.winograd import (
     CHANNELS_PER_STEP,
     INTERPOLATION_POINTS,
@@ -20,7 +21,6 @@ from ekiden.topi.nn.winograd import (
     convolve,
     transform_weight,
 )
-from ekiden.topi.shape import as_dim, ceil_div, tidy
 
 _WEIGHT = "nn.contrib_conv2d_winograd_weight_transform"
 _CONV = "nn.contrib_conv2d_winograd_without_weight_transform"

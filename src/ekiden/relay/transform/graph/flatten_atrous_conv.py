@@ -22,10 +22,10 @@ from ekiden.ir.prim import IntImm
 from ekiden.ir.transform import Pass
 from ekiden.relay.expr import Call, Constant
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
-from ekiden.relay.op.reshape import ExpandDimsAttrs, SqueezeAttrs
+from ekiden.relay.op.reshaping import ExpandDimsAttrs, SqueezeAttrs
 from ekiden.relay.transform.graph.calls import call_pass
 from ekiden.relay.transform.graph.fold_scale_axis import op_of, row_of
-from ekiden.topi.shape import as_dim, tidy
+from ekiden.topi.dimensions import as_dim, tidy
 
 if TYPE_CHECKING:
     import ekiden.relay.op.nn.space as space

@@ -22,9 +22,9 @@ from ekiden.relay.op.nn.geometry import MaxPoolAttrs
 from ekiden.relay.transform.graph.calls import call_pass
 
 if TYPE_CHECKING:
-    import ekiden.relay.op.nn.pad as pad
+    import ekiden.relay.op.nn.padding as pad
 else:
-    pad = LazyModule("ekiden.relay.op.nn.pad")
+    pad = LazyModule("ekiden.relay.op.nn.padding")
 
 
 def _padding(data: Call, layout: str) -> list[int] | None:

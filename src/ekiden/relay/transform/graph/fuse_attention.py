@@ -50,9 +50,9 @@ from ekiden.relay.transform.language.scopes import map_functions, on_body, rewri
 from ekiden.runtime.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    import ekiden.relay.op.nn.attention as attention_op
+    import ekiden.relay.op.nn.dot_product_attention as attention_op
 else:
-    attention_op = LazyModule("ekiden.relay.op.nn.attention")
+    attention_op = LazyModule("ekiden.relay.op.nn.dot_product_attention")
 
 MAX_MASKED_SCORE = -1e9
 """A score up to this is as good as none: what is added to it is rounded away, or it is -inf."""

@@ -22,7 +22,7 @@ from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, Tuple
 from ekiden.relay.transform.graph.calls import call_pass
-from ekiden.topi.shape import product
+from ekiden.topi.dimensions import product
 
 if TYPE_CHECKING:
     from ekiden.relay.op import algebra

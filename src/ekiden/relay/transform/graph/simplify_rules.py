@@ -50,14 +50,14 @@ from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.op.transform import TransposeAttrs, transposed_axes
 from ekiden.relay.transform.graph.merged_constants import merged_factor, merged_sum
 from ekiden.relay.transform.graph.row_indices import gather_to_take, scatter_to_scatter_nd
-from ekiden.topi.shape import as_dim, as_shape
+from ekiden.topi.dimensions import as_dim, as_shape
 
 if TYPE_CHECKING:
-    import ekiden.relay.op.nn.pad as pad
+    import ekiden.relay.op.nn.padding as pad
     import ekiden.relay.op.slice as slices
 else:
     slices = LazyModule("ekiden.relay.op.slice")
-    pad = LazyModule("ekiden.relay.op.nn.pad")
+    pad = LazyModule("ekiden.relay.op.nn.padding")
 
 Make = Callable[[NodeMap], RelayExpr | None]
 CompiledRule = tuple[DFPattern, Make]

@@ -27,7 +27,7 @@ from ekiden.relay.transform.graph.calls import Rewrite, rewrite_calls
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import map_functions
 from ekiden.relay.visitor import free_vars
-from ekiden.topi.shape import Dim, as_shape
+from ekiden.topi.dimensions import Dim, as_shape
 
 SPARSE_FIELDS = ("data", "indices", "indptr")
 KERNEL_LAYOUTS = {"NHWC": "HWIO", "NCHW": "OIHW"}

@@ -46,7 +46,7 @@ from ekiden.relay.transform.graph.one_axis import over_two_axes, without_height
 from ekiden.relay.transform.language.infer_type import InferType
 from ekiden.relay.transform.language.scopes import infer_here, map_functions, on_body, rewrite_graph
 from ekiden.relay.visitor import post_order
-from ekiden.topi.shape import is_any
+from ekiden.topi.dimensions import is_any
 
 if TYPE_CHECKING:
     import ekiden.relay.op.slice as slices

@@ -19,8 +19,8 @@ from ekiden.ir.op import Op
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
-from ekiden.relay.op.nn.dense import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
 from ekiden.relay.op.nn.geometry import Conv2DAttrs
+from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
 from ekiden.relay.transform.graph.fold_scale_axis import op_of
 from ekiden.relay.transform.quantization import computed_products
 from ekiden.runtime.lazy_dataclass import dataclass

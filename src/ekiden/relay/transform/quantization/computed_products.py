@@ -20,8 +20,8 @@ from ekiden.ir.expr import RelayExpr
 from ekiden.ir.prim import IntImm, PrimExpr
 from ekiden.relay import op
 from ekiden.relay.expr import Call, Constant, const
-from ekiden.relay.op.nn.dense import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv2DTransposeAttrs
+from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
 from ekiden.relay.qnn.products import EXACT, SIGN
 from ekiden.relay.transform.graph.calls import typed
 from ekiden.relay.transform.graph.fold_scale_axis import op_of

@@ -24,8 +24,8 @@ from ekiden.ir.transform import Pass, PassContext
 from ekiden.relay import op
 from ekiden.relay.expr import Call, const
 from ekiden.relay.op._declare import call as call_op
-from ekiden.relay.op.nn.dense import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
 from ekiden.relay.op.nn.geometry import Conv2DAttrs, Conv2DTransposeAttrs
+from ekiden.relay.op.nn.matrix_products import BatchMatmulAttrs, DenseAttrs, MatmulAttrs
 from ekiden.relay.transform.graph.calls import rewrite_calls, typed
 from ekiden.relay.transform.graph.float_rewrites import allows
 from ekiden.relay.transform.language.infer_type import InferType

@@ -25,7 +25,7 @@ from ekiden.relay.expr import Call, Constant, const
 from ekiden.relay.transform.graph.calls import typed
 from ekiden.relay.transform.graph.fold_scale_axis import op_of, row_of
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.shape import equal
+from ekiden.topi.dimensions import equal
 
 BYTES = ("int8", "uint8")
 MAX_STEPS = 16

@@ -50,7 +50,7 @@ from ekiden.relay.transform.language.scopes import (
 )
 from ekiden.relay.visitor import pattern_vars
 from ekiden.tir.expr import Buffer, BufferLoad
-from ekiden.topi.shape import as_ints, is_any
+from ekiden.topi.dimensions import as_ints, is_any
 
 
 def has_unknown(kind: Type | None) -> bool:

@@ -23,7 +23,7 @@ from ekiden.relay.op.vm import MatchShapeAttrs
 from ekiden.relay.transform.language.chains import Binding, build_lets, op_name, unchain
 from ekiden.relay.transform.language.scopes import map_functions, rewrite_graph
 from ekiden.relay.unify import size_vars
-from ekiden.topi.shape import equal
+from ekiden.topi.dimensions import equal
 
 Place = tuple[Var, tuple[int, ...]]
 """A parameter, and the fields of tuples that lead to a tensor in it."""

@@ -21,7 +21,7 @@ from ekiden.ir.prim import Intrinsic, PrimExpr, StringImm, Var
 from ekiden.ir.prim_visitor import free_vars, substitute
 from ekiden.tir.expr import Buffer, BufferAddress
 from ekiden.tir.stmt import Evaluate, For, ForKind, PrimFunc, Stmt
-from ekiden.tir.transform.inject_virtual_threads import is_virtual
+from ekiden.tir.transform.virtual_threads import is_virtual
 from ekiden.tir.visitor import StmtMutator, rename, used_inside, walk
 
 

@@ -42,7 +42,6 @@ from ekiden.tir.stmt import (
     Stmt,
     seq,
 )
-from ekiden.tir.transform.inject_virtual_threads import is_virtual
 from ekiden.tir.transform.thread_sync import is_thread_loop
 from ekiden.tir.transform.thread_tree import (
     WARP_SHUFFLES_FEATURE,
@@ -50,6 +49,7 @@ from ekiden.tir.transform.thread_tree import (
     fold_by_halves,
     shuffled,
 )
+from ekiden.tir.transform.virtual_threads import is_virtual
 from ekiden.tir.visitor import StmtMutator, walk
 
 _ZERO_INDEX = (const(0),)

@@ -14,8 +14,8 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, cast, const, is_const
 from ekiden.te import Tensor
 from ekiden.topi.broadcast import broadcast_indices
+from ekiden.topi.dimensions import as_dim, broadcast_shape
 from ekiden.topi.nn.weights import WORD_BY_KIND, pack_weight_shape
-from ekiden.topi.shape import as_dim, broadcast_shape
 
 
 def _swapped(indices: Sequence[PrimExpr], transposed: bool) -> tuple[PrimExpr, ...]:

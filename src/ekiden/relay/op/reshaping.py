@@ -22,7 +22,7 @@ from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_at_least, show, tensors
 from ekiden.relay.op.dynamic import DynamicAttrs, constant_of, dynamic
-from ekiden.topi.shape import (
+from ekiden.topi.dimensions import (
     Dim,
     Dims,
     as_attr,

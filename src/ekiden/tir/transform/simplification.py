@@ -33,7 +33,7 @@ from ekiden.ir.prim import (
 from ekiden.ir.prim_visitor import children, post_order, rebuild, substitute
 from ekiden.tir.expr import BufferLoad
 from ekiden.tir.stmt import BufferStore, Evaluate, For, IfThenElse, LetStmt, PrimFunc, SeqStmt, Stmt
-from ekiden.tir.transform.remove_no_op import stores_itself
+from ekiden.tir.transform.no_ops import stores_itself
 from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, is_nothing, sequence
 
 

@@ -14,9 +14,16 @@ from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, cast, const, logical_and
 from ekiden.te import Tensor
+from ekiden.topi.dimensions import (
+    as_ints,
+    expect_positive,
+    expect_shape,
+    known,
+    tidy,
+    window_extent,
+)
 from ekiden.topi.layout import packed_tile, packed_word, permute
 from ekiden.topi.nn.weights import conv_weight_shape, window_axes
-from ekiden.topi.shape import as_ints, expect_positive, expect_shape, known, tidy, window_extent
 
 Padding = int | Sequence[int] | str
 

@@ -17,8 +17,8 @@ from ekiden.relay.expr import Call, Constant, Expr, const
 from ekiden.relay.op._declare import attempt, attrs_of, call, fail, rank_is, tensors
 from ekiden.relay.op.dynamic import constant_of, dynamic
 from ekiden.relay.op.dynamic_pad import PAD_MODES, DynPadAttrs, bordered
-from ekiden.topi.nn.pad import expect_shown, pad_by_mode
-from ekiden.topi.shape import Dim, as_attr, as_ints, as_shape, is_any, tidy
+from ekiden.topi.dimensions import Dim, as_attr, as_ints, as_shape, is_any, tidy
+from ekiden.topi.nn.padding import expect_shown, pad_by_mode
 
 
 @node("relay.attrs.PadAttrs")

@@ -16,8 +16,8 @@ from ekiden.kernels.attention.scaled_dot_product import CAUSAL_MODES, AttentionC
 from ekiden.relay.expr import Call, Expr, Tuple
 from ekiden.relay.op._declare import agree, attrs_of, call, fail, one_dtype, rank_is, tensor_fields
 from ekiden.relay.op.nn._work import product
-from ekiden.topi.nn.attention import attention as attend
-from ekiden.topi.nn.attention import attention_shape
+from ekiden.topi.nn.dot_product_attention import attention as attend
+from ekiden.topi.nn.dot_product_attention import attention_shape
 
 _NAME = "nn.attention"
 

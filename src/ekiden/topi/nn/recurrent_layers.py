@@ -9,12 +9,12 @@ from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Var, const, logical_and
 from ekiden.kernels.recurrent.layers import Layer
 from ekiden.te import Tensor
-from ekiden.te.range_check import CHECKS_ATTR, range_check
+from ekiden.te.range_checks import CHECKS_ATTR, range_check
 from ekiden.tir.expr import Buffer
 from ekiden.tir.stmt import Stmt
 from ekiden.topi.cells import Cell
+from ekiden.topi.dimensions import as_dim, ceil_div, tidy
 from ekiden.topi.nn.weights import WORD
-from ekiden.topi.shape import as_dim, ceil_div, tidy
 
 
 def packed_shape(

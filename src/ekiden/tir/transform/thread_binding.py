@@ -16,7 +16,7 @@ from ekiden.ir.prim import PrimExpr, Var, cast, const
 from ekiden.ir.prim_visitor import free_vars
 from ekiden.runtime.errors import ScheduleError
 from ekiden.tir.stmt import For, ForKind, PrimFunc, Stmt
-from ekiden.tir.transform.inject_virtual_threads import is_virtual
+from ekiden.tir.transform.virtual_threads import is_virtual
 from ekiden.tir.visitor import StmtMutator, sequence, substitute, with_body
 
 

@@ -40,6 +40,7 @@ from ekiden.relay.op._declare import (
 from ekiden.relay.op.broadcast import broadcast_types
 from ekiden.relay.op.nn._solve import matrix
 from ekiden.relay.op.nn._work import of_product
+from ekiden.topi.dimensions import as_dim, tidy
 from ekiden.topi.nn.weights import (
     PACKED_KINDS,
     WORD_BY_DTYPE,
@@ -47,7 +48,6 @@ from ekiden.topi.nn.weights import (
     packed_view,
     unpack_dense_weight,
 )
-from ekiden.topi.shape import as_dim, tidy
 
 
 @node("relay.attrs.DenseAttrs")

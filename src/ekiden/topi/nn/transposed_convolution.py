@@ -11,10 +11,10 @@ from ekiden import te
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import EQ, PrimExpr, Var, binary, cast, const, logical_and
 from ekiden.te import Tensor
+from ekiden.topi.dimensions import as_dim, expect_positive, known, tidy, transposed_extent
 from ekiden.topi.layout import packed_tile, permute
-from ekiden.topi.nn.conv import Padding, default_kernel_layout, ntuple, pads, weight_element
+from ekiden.topi.nn.convolution import Padding, default_kernel_layout, ntuple, pads, weight_element
 from ekiden.topi.nn.weights import conv_transpose_weight_shape, window_axes
-from ekiden.topi.shape import as_dim, expect_positive, known, tidy, transposed_extent
 
 PANEL_VECTORS = 4
 """Vectors of a panel of weights."""

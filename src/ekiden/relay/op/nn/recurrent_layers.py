@@ -37,7 +37,7 @@ from ekiden.relay.op._declare import (
 )
 from ekiden.relay.op.broadcast import add
 from ekiden.relay.op.nn._work import product
-from ekiden.relay.op.nn.dense import dense
+from ekiden.relay.op.nn.matrix_products import dense
 from ekiden.topi.cells import (
     ACTIVATIONS,
     DEFAULT_ACTIVATIONS,
@@ -47,9 +47,9 @@ from ekiden.topi.cells import (
     ArrayMath,
     Cell,
 )
-from ekiden.topi.nn.recurrent import pack_recurrent, packed_shape
+from ekiden.topi.dimensions import as_dim, ceil_div, expect_positive, expect_shape, tidy
+from ekiden.topi.nn.recurrent_layers import pack_recurrent, packed_shape
 from ekiden.topi.nn.weights import WORD, whole_words
-from ekiden.topi.shape import as_dim, ceil_div, expect_positive, expect_shape, tidy
 
 _NAME = "nn.recurrent"
 _PACK = "nn.contrib_pack_recurrent"

@@ -16,8 +16,8 @@ from ekiden import te
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import PrimExpr, Var, cast
 from ekiden.te import Tensor
+from ekiden.topi.dimensions import as_dim, normalize_axis
 from ekiden.topi.reduce import accumulator, reduce
-from ekiden.topi.shape import as_dim, normalize_axis
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:

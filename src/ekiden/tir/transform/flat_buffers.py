@@ -15,7 +15,7 @@ from ekiden.ir.prim import FloatImm, IntImm, Intrinsic, PrimExpr, Var, cast, con
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.tir.expr import Buffer, BufferAddress, BufferLoad, Ramp, broadcast
 from ekiden.tir.stmt import BufferStore, Prefetch, PrimFunc, Stmt
-from ekiden.tir.transform.simplify import Simplifier
+from ekiden.tir.transform.simplification import Simplifier
 
 
 def flat_index(buffer: Buffer, indices: Sequence[PrimExpr]) -> PrimExpr:

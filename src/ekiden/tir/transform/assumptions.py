@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from ekiden.ir.prim import PrimExpr
 from ekiden.tir.stmt import Evaluate, For, IfThenElse, PrimFunc, Stmt
-from ekiden.tir.transform.remove_no_op import has_effects
-from ekiden.tir.transform.simplify import assumed, simplify
+from ekiden.tir.transform.no_ops import has_effects
+from ekiden.tir.transform.simplification import assumed, simplify
 from ekiden.tir.visitor import EMPTY_STMT, StmtMutator, is_nothing, with_body
 
 

@@ -9,7 +9,7 @@ from ekiden.ir.prim import PrimExpr, Var, const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.te.inline import inputs_of, post_order_tensors
 from ekiden.te.prim_func import BufferMap, allocated, stage_block, whole_operations
-from ekiden.te.range_check import checks_of
+from ekiden.te.range_checks import checks_of
 from ekiden.te.tensor import ComputeOp, PlaceholderOp, ProducerLoad, Tensor, extern_op
 from ekiden.tir.expr import Buffer, BufferLoad
 from ekiden.tir.stmt import (

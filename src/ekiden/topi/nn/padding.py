@@ -8,8 +8,8 @@ from ekiden import te
 from ekiden.ir.prim import ExprLike, PrimExpr, Select, Var, cast, convert, maximum, minimum
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.te import Tensor
-from ekiden.topi.nn.conv import guarded
-from ekiden.topi.shape import Dim, Shape, as_dim, as_shape, expect_least, known, tidy
+from ekiden.topi.dimensions import Dim, Shape, as_dim, as_shape, expect_least, known, tidy
+from ekiden.topi.nn.convolution import guarded
 
 BorderMap = Callable[[PrimExpr, PrimExpr], PrimExpr]
 """(position, extent of the data) -> position within the data."""

@@ -57,7 +57,7 @@ from ekiden.tir.stmt import (
     Stmt,
     While,
 )
-from ekiden.tir.transform.simplify import Simplifier
+from ekiden.tir.transform.simplification import Simplifier
 from ekiden.tir.visitor import StmtMutator, all_expressions, sequence, walk
 
 DEFAULT_LANES = 16

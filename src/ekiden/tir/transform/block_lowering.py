@@ -20,9 +20,13 @@ from ekiden.ir.prim_visitor import free_vars
 from ekiden.ir.prim_visitor import substitute as substitute_expr
 from ekiden.tir.predicates import conjunction, init_conditions
 from ekiden.tir.stmt import BlockRealize, For, ForKind, IfThenElse, IterKind, PrimFunc, Stmt
-from ekiden.tir.transform.align_storage import ALIGNMENT_ANNOTATION, AlignmentRule, alignments_of
-from ekiden.tir.transform.inject_double_buffer import DOUBLE_BUFFER_ANNOTATION
+from ekiden.tir.transform.double_buffers import DOUBLE_BUFFER_ANNOTATION
 from ekiden.tir.transform.inject_prefetch import inject_prefetch
+from ekiden.tir.transform.storage_alignment import (
+    ALIGNMENT_ANNOTATION,
+    AlignmentRule,
+    alignments_of,
+)
 from ekiden.tir.visitor import StmtMutator, sequence, substitute
 
 
