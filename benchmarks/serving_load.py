@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -262,6 +263,15 @@ def slow_writers(target: Server, count: int = 200) -> tuple[str, int]:
     return "sent", 0
 
 
+def uploads_at_once(target: Server, count: int = 100) -> tuple[str, int]:
+    """Send 8 MB of numbers over each of many connections at the same time."""
+    body = (INFER, tensor("FP32", b"1.5", 8 << 20), {})
+    with ThreadPoolExecutor(count) as pool:
+        answers = list(pool.map(lambda _: post(target.port, body), range(count)))
+    statuses = sorted({status for status, _ in answers})
+    return ", ".join(statuses), sum(size for _, size in answers)
+
+
 def slow_readers(target: Server, count: int = 50) -> tuple[str, int]:
     """Request 4 MB answers, and read nothing for a while."""
     rows = 1 << 18
@@ -316,6 +326,7 @@ def main() -> None:
         for form, data in grpc_forms(min(options.bytes, MAX_GRPC_BYTES)):
             one(form, len(data), lambda data=data: call(target.grpc_port, data))
         one("200 slow writers", 1, lambda: slow_writers(target))
+        one("100 uploads at once", 100 * (8 << 20), lambda: uploads_at_once(target))
         one("50 slow readers", 50 * (8 << 20), lambda: slow_readers(target))
         idle: list[socket.socket] = []
 

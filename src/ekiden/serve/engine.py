@@ -217,7 +217,7 @@ class Engine:
         try:
             return read()
         except RequestError as error:
-            self._count_refused(model, error)
+            self.count_refused(model, error)
             raise
 
     async def read_off_loop(self, model: str, read: Callable[[], Result]) -> Result:
@@ -225,10 +225,10 @@ class Engine:
         try:
             return await self.off_loop(read)
         except RequestError as error:
-            self._count_refused(model, error)
+            self.count_refused(model, error)
             raise
 
-    def _count_refused(self, model: str, error: RequestError) -> None:
+    def count_refused(self, model: str, error: RequestError) -> None:
         """Count a request that was refused."""
         known_model = model if model in self.repository.models else ""
         self.metrics.request(known_model, error.reason, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -184,7 +184,7 @@ class Application:
         response = error_response(error, is_openai=scope["path"].startswith("/v1/"))
         await response(scope, _nothing, send)
 
-    async def _body(self, request: Request, max_bytes: int = 0) -> bytes | bytearray:
+    def _body(self, request: Request, max_bytes: int = 0) -> Awaitable[bytes | bytearray]:
         """Read the body of a request within the limits."""
 
         def hold(count: int) -> None:
@@ -192,7 +192,7 @@ class Application:
             request.scope[HELD_KEY] = request.scope.get(HELD_KEY, 0) + count
 
         limits = self._limits
-        return await read_body(request, max_bytes or limits.body_bytes, limits.body_seconds, hold)
+        return read_body(request, max_bytes or limits.body_bytes, limits.body_seconds, hold)
 
     async def _text_body(self, request: Request) -> bytes | bytearray:
         return await self._body(request, min(self._limits.text_bytes, self._limits.body_bytes))
@@ -200,7 +200,12 @@ class Application:
     async def infer(self, request: Request) -> Response:
         """Run a model on the inputs in the body."""
         engine = self._engine
-        infer_request = await self._read_infer(request)
+        body = await self._body(request)
+        if is_brief(body):
+            infer_request = self._read_brief(request, body)
+        else:
+            infer_request = await self._read_long(request, body)
+        del body  # the request has what it needs of it
         if infer_request.parameters.sequence is not None:  # which goes on, whoever has gone
             refuse_forms(request.scope[HEADERS_KEY])
             response = await engine.infer(infer_request)
@@ -220,18 +225,20 @@ class Application:
             return PiecesResponse(pieces, kind, headers)
         return Response(b"".join(pieces), media_type=kind, headers=headers)
 
-    async def _read_infer(self, request: Request) -> InferRequest:
-        """Parse the request of a body, dropping all other references to it."""
-        body = await self._body(request)
-        header = request.scope[HEADERS_KEY].get(_HEADER_LENGTH, b"").decode("latin-1")
-        model, version = request.path_params["model"], request.path_params.get("version", "")
-
-        def read() -> InferRequest:
+    def _read_brief(self, request: Request, body: bytes | bytearray) -> InferRequest:
+        model, version, header = _infer_fields(request)
+        try:
             return read_request(model, version, body, header, self._limits.body_bytes)
+        except RequestError as error:
+            self._engine.count_refused(model, error)
+            raise
 
-        if is_brief(body):
-            return self._engine.read(model, read)
-        return await self._engine.read_off_loop(model, read)
+    async def _read_long(self, request: Request, body: bytes | bytearray) -> InferRequest:
+        model, version, header = _infer_fields(request)
+        limit = self._limits.body_bytes
+        return await self._engine.read_off_loop(
+            model, lambda: read_request(model, version, body, header, limit)
+        )
 
     async def server(self, request: Request) -> Response:
         """Return the server's name, version and extensions."""
@@ -310,6 +317,13 @@ class Application:
     async def metrics(self, request: Request) -> Response:
         """Return the metrics for Prometheus."""
         return Response(self._engine.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+
+def _infer_fields(request: Request) -> tuple[str, str, str]:
+    """Return the model, its version and the length of the JSON that a request names."""
+    names = request.path_params
+    header = request.scope[HEADERS_KEY].get(_HEADER_LENGTH, b"")
+    return names["model"], names.get("version", ""), header.decode("latin-1")
 
 
 def error_response(error: RequestError, is_openai: bool) -> Response:
