@@ -36,9 +36,11 @@ Dim = int | PrimExpr
 Dims = tuple[Dim, ...]
 Shape = tuple[PrimExpr, ...]
 
-OPEN_END = 2**30
-"""A slice bound of at least this size means "to the end" (the largest int32 and int64 are spelled
-so in models)."""
+OPEN_END = 2**31 - 1
+"""A slice bound of at least this size means "to the end" of an axis whose extent is not known (the
+largest int32 and int64 are spelled so in models); known extents clip any bound."""
+NO_BOUND = 2**63 - 1
+"""The slice bound in place of one that is left out, beyond every extent."""
 
 
 MAX_RANK = 64
@@ -469,7 +471,8 @@ def slice_range(begin: Dim, end: Dim, stride: int, size: PrimExpr) -> tuple[Prim
     """
     if is_any(size):
         return as_dim(0), AnyDim()
-    first, last = known(begin), known(end)
+    is_exact = known(size) is not None
+    first, last = (None if is_exact else known(bound) for bound in (begin, end))
     if stride > 0:
         open_end = last is not None and last >= OPEN_END
         start = maximum(_from_front(begin, size), 0)

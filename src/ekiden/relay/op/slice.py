@@ -30,8 +30,8 @@ from ekiden.topi.slice import slice_ranges, take_ranges
 class StridedSliceAttrs(Attrs):
     """begin:end:stride per axis as NumPy slices; None for axes means the leading ones.
 
-    Bounds may be symbolic, strides are numbers. A bound of at least 2**30 in size means "to the
-    end".
+    Bounds may be symbolic, strides are numbers. A bound of at least 2**31 - 1 in size means "to the
+    end" of an axis of unknown extent.
     """
 
     begin: Dims = ()

@@ -17,6 +17,7 @@ from ekiden.relay.op.reshaping import reshape
 from ekiden.relay.op.scan import cumprod
 from ekiden.relay.op.slice import strided_slice
 from ekiden.relay.op.sorting import argsort, argwhere
+from ekiden.topi.dimensions import OPEN_END
 
 
 def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> TupleWrapper:
@@ -35,9 +36,9 @@ def sparse_reshape(sparse_indices: Expr, prev_shape: Expr, new_shape: Expr) -> T
 
 def _steps(shape: Expr) -> Expr:
     """Return how many elements lie between two neighbours along each axis."""
-    backwards = strided_slice(shape, [-1], [-(1 << 30)], [-1])
+    backwards = strided_slice(shape, [-1], [-OPEN_END], [-1])
     products = cumprod(backwards, 0, exclusive=True)
-    return strided_slice(products, [-1], [-(1 << 30)], [-1])
+    return strided_slice(products, [-1], [-OPEN_END], [-1])
 
 
 def sparse_fill_empty_rows(

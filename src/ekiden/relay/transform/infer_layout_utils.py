@@ -28,6 +28,7 @@ from ekiden.ir.op import OP_ATTRS, OPS, Op, OpPattern
 from ekiden.ir.prim import IntImm, is_const
 from ekiden.ir.type import TensorType, TupleType, Type
 from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.topi.dimensions import OPEN_END
 from ekiden.topi.layout import parse
 
 Layout = str | None
@@ -475,7 +476,7 @@ def _strided_slice(attrs: Fields, new: NewLayouts, old: Layouts, types: Types) -
         for at, (letter, size) in enumerate(parse(new[0])):
             extent = _numbers([kind.shape[axis_of(layout, letter.upper())]])
             if at not in bounds and (extent is None or letter.islower()):
-                bounds[at] = (0, size, 1) if extent is not None else (0, 1 << 30, 1)
+                bounds[at] = (0, size, 1) if extent is not None else (0, OPEN_END, 1)
             elif at not in bounds:
                 assert extent is not None
                 bounds[at] = (0, extent[0] // (factor_of(new[0], letter) or 1), 1)
