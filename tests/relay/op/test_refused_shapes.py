@@ -14,7 +14,7 @@ from ekiden import relay, te
 from ekiden.relay import op
 from ekiden.relay.expr import Expr
 from ekiden.relay.transform import InferType
-from ekiden.runtime.errors import IndexRangeError, InputError, TypeInferenceError
+from ekiden.runtime.errors import IndexRangeError, InputError, RunError, TypeInferenceError
 
 pytestmark = pytest.mark.quick
 Build = Callable[..., Expr]
@@ -144,3 +144,14 @@ def test_convolutions_of_no_channels(kind: str) -> None:
         out = weight[1] if build is op.nn.conv1d_transpose else weight[0]
         assert found.shape == (5, out, size)
         assert not found.any()
+
+
+def test_interpreter_refuses_shapes_that_do_not_fit_as_a_run_does() -> None:
+    x = relay.var("x", shape=(te.size_var("n"), 1))
+    indices = relay.var("i", shape=(3, 1), dtype="int64")
+    updates = relay.var("u", shape=(3, 1))
+    call = op.scatter_elements(x, indices, updates, axis=1)
+    function = relay.Function([x, indices, updates], call)
+    run = relay.create_executor("debug", ekiden.IRModule.from_expr(function)).evaluate()
+    with pytest.raises(RunError, match="'indices' must not be longer than 'data'"):
+        run(np.ones((1, 1), "float32"), np.zeros((3, 1), "int64"), np.ones((3, 1), "float32"))
