@@ -147,11 +147,18 @@ def test_convolutions_of_no_channels(kind: str) -> None:
 
 
 def test_interpreter_refuses_shapes_that_do_not_fit_as_a_run_does() -> None:
-    x = relay.var("x", shape=(te.size_var("n"), 1))
+    """Of an operator that is interpreted as loops, and of one that NumPy computes."""
+    x = relay.var("x", shape=(te.size_var("n"), te.size_var("k")))
     indices = relay.var("i", shape=(3, 1), dtype="int64")
     updates = relay.var("u", shape=(3, 1))
-    call = op.scatter_elements(x, indices, updates, axis=1)
-    function = relay.Function([x, indices, updates], call)
-    run = relay.create_executor("debug", ekiden.IRModule.from_expr(function)).evaluate()
-    with pytest.raises(RunError, match="'indices' must not be longer than 'data'"):
-        run(np.ones((1, 1), "float32"), np.zeros((3, 1), "int64"), np.ones((3, 1), "float32"))
+    positions = np.zeros((3, 1), "int64")
+    ones = np.ones((3, 1), "float32")
+    for call, data, message in (
+        (op.scatter_elements(x, indices, updates, axis=1), ones[:1], "must not be longer"),
+        (op.gather(x, 0, indices), ones[:, :0], "out of bounds"),
+    ):
+        params = [x, indices, updates]
+        module = ekiden.IRModule.from_expr(relay.Function(params, call))
+        run = relay.create_executor("debug", module).evaluate()
+        with pytest.raises(RunError, match=message):
+            run(data, positions, ones)

@@ -11,7 +11,6 @@ import numpy as np
 from ekiden._lazy import LazyModule
 from ekiden.ir.attrs import Attrs
 from ekiden.ir.op import Array
-from ekiden.runtime.errors import RunError
 from ekiden.tir.step_budget import StepBudget
 from ekiden.tir.stmt import PrimFunc
 
@@ -56,16 +55,8 @@ class InterpretedReference:
         attrs: Attrs | None,
         *arrays: Any,  # noqa: ANN401
     ) -> Array | tuple[Array, ...]:
-        """Return the results.
-
-        Raises:
-            StepLimitError: They take more steps than a budget has.
-            RunError: The shapes of the arrays do not fit each other.
-        """
-        try:
-            func, outputs, is_tuple = self.program_of(attrs, arrays)
-        except ValueError as error:
-            raise RunError(str(error)) from None
+        """Return the results. Raises StepLimitError where they take more steps than a budget."""
+        func, outputs, is_tuple = self.program_of(attrs, arrays)
         if func is not None:
             inputs = (np.array(a, order="C") for a in arrays)
             interpreter.run(func, *inputs, *outputs, budget=budget)

@@ -184,6 +184,10 @@ def _col2im(node: Node) -> Expr:
     node.believed("the number of elements of a patch", max(math.prod(block), *block))
     window = Window(block, strides, dilations, pads[:rank], pads[rank:])
     padded = [tidy(d + pads[i] + pads[i + rank]) for i, d in enumerate(image)]
+    for extent in image:  # padding may hide one below 0
+        if (number := known(extent)) is not None and number < 0:
+            node.unsupported(f"'image_shape' must not be negative, got {number}")
+        node.scope.require(binary(GE, extent, as_dim(0)), " with 'image_shape'")
     for extent, span in zip(padded, window.reach, strict=True):
         if (number := known(extent)) is not None:
             node.believed("an extent of the padded image", number)
