@@ -385,5 +385,7 @@ def _progress_bar() -> AbstractContextManager[ProgressCallback | None]:
     """Return a progress bar over kernels where standard error is a terminal."""
     if not stderr_is_terminal():
         return nullcontext()
-    bar: AbstractContextManager[ProgressCallback] = load_module("ekiden.compiler.progress").CompileBar()
+    bar: AbstractContextManager[ProgressCallback] = load_module(
+        "ekiden.compiler.progress"
+    ).CompileBar()
     return bar
