@@ -41,8 +41,8 @@ class RegisteredChoice:
             if TVM_TYPE_NAMES.get(type(value)) != TVM_TYPE_NAMES[expected]:
                 actual = TVM_TYPE_NAMES.get(type(value), type(value).__name__)
                 raise CompileError(
-                    f'{self._kind()}: Attribute "{key}" should have type "{TVM_TYPE_NAMES[expected]}"'
-                    f' but instead found "{actual}"'
+                    f'{self._kind()}: Attribute "{key}" should have type '
+                    f'"{TVM_TYPE_NAMES[expected]}" but instead found "{actual}"'
                 )
 
     @classmethod
