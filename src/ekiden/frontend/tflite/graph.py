@@ -105,7 +105,7 @@ class SubgraphImporter:
         """Return the names of the graph's inputs."""
         return [self.graph.tensors[i].name for i in self.graph.inputs]
 
-    def print_stmts(self, inputs: Sequence[Value]) -> list[Value]:
+    def import_body(self, inputs: Sequence[Value]) -> list[Value]:
         """Import the subgraph for these inputs; return its outputs."""
         if len(inputs) != len(self.graph.inputs):
             expected, actual = len(inputs), len(self.graph.inputs)

@@ -92,7 +92,7 @@ def disassemble_function(head: str, n_registers: int, code: Sequence[Instruction
     width = len(str(max(len(code) - 1, 0)))
     for pc, instruction in enumerate(code):
         lines.append(
-            f" {pc:>{width}}: {print_instruction(instruction)}{_jump_targets_text(instruction, pc)}"
+            f"  {pc:>{width}}: {print_instruction(instruction)}{_jump_targets_text(instruction, pc)}"
         )
     return "\n".join(lines)
 

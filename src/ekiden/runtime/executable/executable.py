@@ -318,7 +318,7 @@ class Executable:
         if self._kept is None:
             result = machines.run(values, timeout, output_buffers)
         else:
-            result = self._kept.print_stmts(machines.run, values, timeout)
+            result = self._kept.run(machines.run, values, timeout)
         if self._gives_objects:
             result = self._convert_outputs(result)
         if self._gives_functions:

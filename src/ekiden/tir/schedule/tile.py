@@ -305,7 +305,7 @@ class _TileBuilder:
         vectors = Vectorizer(self.nest.columns.loop_var, self.begin + column, lanes)
         vectors.define(self.nest.rows.loop_var, self.first + row)
         # of the only column the place may be written without it: its sum in every lane
-        held = vectors.mark_addresses(BufferLoad(self.sums, self.indices, self.sums.dtype))
+        held = vectors.rewrite_expr(BufferLoad(self.sums, self.indices, self.sums.dtype))
         return broadcast(held, lanes)
 
     def match_partial_sums(self) -> PartialSums | None:

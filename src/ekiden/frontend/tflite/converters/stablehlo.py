@@ -226,7 +226,7 @@ def _sort(node: Node) -> Expr:
 def _composite(node: Node) -> list[Value]:
     """Convert STABLEHLO_COMPOSITE by its decomposition."""
     index = int(node.option("DecompositionSubgraphIndex"))
-    return node.graph.inside(index).print_stmts([node.value(i) for i in range(len(node.inputs))])
+    return node.graph.inside(index).import_body([node.value(i) for i in range(len(node.inputs))])
 
 
 _SHARED_OPERATIONS = frozenset(
