@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -242,6 +242,15 @@ class Model:
                 f"prompt: token {worst} is none of the {self.config.vocabulary} of the model"
             )
 
+    def stop_tokens(self, stops: Sequence[str]) -> Mapping[str, int]:
+        """Return those of stop texts that are special tokens, with their numbers. Raises InputError
+        for stop texts without a tokenizer.
+        """
+        if stops and self.tokenizer is None:
+            raise InputError("stop: tokens only, as the model has no tokenizer")
+        special_tokens = {} if self.tokenizer is None else self.tokenizer.special_tokens
+        return {text: special_tokens[text] for text in stops if text in special_tokens}
+
     # Calls of the program.
 
     def _call_entry(self, entry: str, *args: object) -> object:
@@ -426,8 +435,6 @@ class Model:
             if unknown:
                 raise InputError(f"generate: '{unknown[0]}' is none of {', '.join(fields)}")
             options = Sampling(**{**fields, **changes})
-        if options.stop and self.tokenizer is None:
-            raise InputError("stop: tokens only, as the model has no tokenizer")
         stream = self.engine.submit(self.encode(prompt), options)
         pieces = self._iter_pieces(stream)
         # A generator that never starts does not reach its finally clause.
@@ -435,7 +442,7 @@ class Model:
         return pieces
 
     def _iter_pieces(self, stream: Stream) -> Iterator[Piece]:
-        pieces = Detokenizer(self.tokenizer, stream.prompt, stream.sampling.stop)
+        pieces = Detokenizer(self.tokenizer, stream.prompt, stream.stop_texts)
         try:
             for token in stream:
                 text = pieces.add(token)

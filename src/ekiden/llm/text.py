@@ -14,6 +14,7 @@ from typing import Any
 
 from ekiden.llm.chat_template import find_chat_template, render_chat
 from ekiden.llm.stops import StopFilter
+from ekiden.runtime.cached import cached_property
 from ekiden.runtime.errors import EkidenError, InputError, LoadError
 
 __all__ = ["FILE", "Detokenizer", "Tokenizer", "convert_tokenizer_errors"]
@@ -94,9 +95,15 @@ class Tokenizer:
                 return list(self.inner.encode(text, **options).ids)
             return list(batch([text], **options)[0].ids)
 
+    @cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Return the numbers of special tokens, which texts of answers do not show."""
+        added_tokens = getattr(self.inner, "get_added_tokens_decoder", dict)()
+        return {str(added.content): n for n, added in added_tokens.items() if added.special}
+
     def token_bytes(self, count: int) -> list[bytes | None]:
         """Return the bytes of each token; None for special tokens."""
-        special = {n for n, added in self.inner.get_added_tokens_decoder().items() if added.special}
+        special = set(self.special_tokens.values())
         decoder = self.inner.decoder
         has_letters = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         to_bytes = _byte_level_to_bytes if has_letters else _sentencepiece_to_bytes
@@ -201,6 +208,11 @@ class Detokenizer:
         """Add a token, and return the text that can be shown."""
         self._tokens.append(token)
         return self._filter.feed(self._decode_new(is_last=False))
+
+    def adds_stop(self, token: int) -> bool:
+        """Add a token, and return whether a stop text has ended the answer."""
+        self.add(token)
+        return self.has_stopped
 
     def _decode_new(self, is_last: bool) -> str:
         """Return the text that the newest tokens add, holding back incomplete characters unless

@@ -20,7 +20,7 @@ class DecoderAnswer:
 
     def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, stream: llm.Stream) -> None:
         self._loop, self._stream = loop, stream
-        self._texts = Detokenizer(tokenizer, stream.prompt, stream.sampling.stop)
+        self._texts = Detokenizer(tokenizer, stream.prompt, stream.stop_texts)
         self.prompt = len(stream.prompt)
 
     def start(self, deadline: float, deliver: Callable[[TokenUpdate], None]) -> None:
