@@ -24,6 +24,7 @@ REPLACEMENT_CHAR = "\ufffd"
 PROMPT_TAIL_TOKENS = 8
 """Tokens of a prompt on which the look of an answer's first letters may depend."""
 FILE, SETTINGS, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+SPECIAL_TOKENS, NAMED_TEMPLATES = "special_tokens_map.json", "additional_chat_templates"
 
 
 class Tokenizer:
@@ -46,7 +47,10 @@ class Tokenizer:
         if isinstance(source, (str, os.PathLike)):
             return Tokenizer.read(Path(source))
         if hasattr(source, "backend_tokenizer"):  # of transformers
-            return Tokenizer(source.backend_tokenizer)
+            template = getattr(source, "chat_template", None)
+            return Tokenizer(
+                source.backend_tokenizer, {**source.special_tokens_map, "chat_template": template}
+            )
         if not (hasattr(source, "encode") and hasattr(source, "decode")):
             raise LoadError(f"tokenizer: one of the package tokenizers expected, got {source!r}")
         return Tokenizer(source)
@@ -75,16 +79,17 @@ class Tokenizer:
             raise InputError(f"prompt: no text: {error}") from error
         return self._encode_text(text)
 
-    def conversation(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Return the tokens of messages ("role", "content") up to where the answer begins, by the
-        model's template, or else one line per message. Raises InputError for messages that the
-        template rejects, LoadError for a template without the package jinja2.
+        model's template. Raises InputError without a template, and for messages that it rejects,
+        LoadError without the package jinja2.
         """
-        template = find_chat_template(self.settings)
-        if template is None:
-            lines = [f"{message['role']}: {message['content']}\n" for message in messages]
-            return self.encode("".join([*lines, "assistant:"]))
-        text = render_chat(template, self.settings, messages)
+        template = find_chat_template(self.settings, tools is not None)
+        text = render_chat(template, self.settings, messages, tools)
         return self._encode_text(text, add_special_tokens=False)
 
     def _encode_text(self, text: str, **options: bool) -> list[int]:
@@ -163,15 +168,39 @@ BYTE_LEVEL_CHARS = _byte_alphabet()
 
 def _load_settings(folder: Path) -> dict[str, Any]:
     """Load a tokenizer's settings and chat template. Raises LoadError."""
-    path = folder / SETTINGS
-    try:
-        settings = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise LoadError(f"{path}: {error}") from error
+    settings: dict[str, Any] = {}
+    for path in (folder / SPECIAL_TOKENS, folder / SETTINGS):  # the second prevails
+        fields = _read_json_object(path) if path.is_file() else {}
+        settings |= {name: value for name, value in fields.items() if value is not None}
     template = folder / TEMPLATE
     if template.is_file():
-        settings["chat_template"] = template.read_text()
-    return dict(settings)
+        settings["chat_template"] = _read_text(template)
+    named = sorted((folder / NAMED_TEMPLATES).glob("*.jinja"))
+    if named and isinstance(settings.get("chat_template", ""), str):
+        templates = {path.stem: _read_text(path) for path in named}
+        if "chat_template" in settings:
+            templates["default"] = settings["chat_template"]
+        settings["chat_template"] = templates
+    return settings
+
+
+def _read_text(path: Path) -> str:
+    """Read a text file. Raises LoadError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path}: {error}") from error
+
+
+def _read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises LoadError."""
+    try:
+        fields = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path}: {error}") from error
+    if not isinstance(fields, dict):
+        raise LoadError(f"{path}: an object expected, got {type(fields).__name__}")
+    return fields
 
 
 def _prompt_tail(tokenizer: Tokenizer | None, prompt: Sequence[int]) -> list[int]:

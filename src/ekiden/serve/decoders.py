@@ -86,7 +86,7 @@ class DecoderTextModel:
 
     def _tokenize_messages(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation. Raises InputError if there are too many."""
-        dictionaries = [{"role": entry.role, "content": entry.content} for entry in messages]
+        dictionaries = [_to_template_message(message) for message in messages]
         assert self._model.tokenizer is not None
         tokens = self._model.tokenizer.conversation(dictionaries)
         self._model.check_prompt(tokens)
@@ -114,6 +114,17 @@ class DecoderTextModel:
             seed=secrets.randbits(62) if sampling.seed is None else sampling.seed,
             stop=sampling.stop,
         )
+
+
+def _to_template_message(message: Message) -> dict[str, object]:
+    """Return the message that a chat template reads: absent fields are undefined there."""
+    fields: dict[str, object] = {"role": message.role, "content": message.content}
+    optional_fields = {
+        "tool_calls": [dict(call) for call in message.tool_calls],
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+    return fields | {key: value for key, value in optional_fields.items() if value}
 
 
 def open_decoder(path: str, context: int, sequences: int) -> DecoderTextModel:
