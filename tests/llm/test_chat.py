@@ -226,6 +226,23 @@ def test_a_decoder_answers_as_a_model_of_text(model: llm.Model) -> None:
         served.prompt_tokens([Message("user", "x" * 300)])
 
 
+def test_requests_without_a_setting_take_the_default_of_the_checkpoint(
+    model: llm.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, talk = DecoderTextModel(model), [Message("user", "hello")]
+
+    def settings(**requested: float) -> llm.Sampling:
+        return served.prepare(talk, Sampling(seed=1, **requested))._stream.sampling  # type: ignore[arg-type]
+
+    assert (settings().temperature, settings().top_p, settings().top_k) == (1.0, 1.0, 0)
+    defaults = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
+    monkeypatch.setattr(model, "sampling_defaults", defaults)
+    chosen = settings(temperature=0.2)
+    assert (chosen.temperature, chosen.top_p, chosen.top_k) == (0.2, 0.9, 20)
+    assert chosen.repetition_penalty == 1.1 and settings().temperature == 0.6
+    served.close()
+
+
 def test_a_checkpoint_is_served_by_its_path(tmp_path: Path, model: llm.Model) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("llama", vocab_size=256)))
     write_safetensors(tmp_path / "model.safetensors", tiny("llama", vocab_size=256).tensors)
@@ -240,7 +257,10 @@ def test_a_checkpoint_is_served_by_its_path(tmp_path: Path, model: llm.Model) ->
     made = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
     made.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "chat_template.jinja").write_text(LINES)
+    generation = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": None}
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     text = load_program(path, config).text
-    assert text is not None
+    assert isinstance(text, DecoderTextModel)
+    assert text._model.sampling_defaults == {"temperature": 0.6, "top_k": 20}
     answer = list(text.generate([Message("user", "hi")], Sampling(max_tokens=3, temperature=0)))
     assert sum(piece.tokens for piece in answer) == 3

@@ -195,10 +195,14 @@ class SafetensorsCheckpoint(Mapping[str, Weight]):
         Raises LoadError.
         """
         config = self._read_json(CONFIG_FILE)
-        if not (self.path / GENERATION_CONFIG_FILE).is_file():
-            return config
-        ends = self._read_json(GENERATION_CONFIG_FILE).get("eos_token_id")
+        ends = self.generation.get("eos_token_id")
         return config if ends is None else {**config, "eos_token_id": ends}
+
+    @cached_property
+    def generation(self) -> Mapping[str, object]:
+        """Return `generation_config.json`, empty if it does not exist. Raises LoadError."""
+        exists = (self.path / GENERATION_CONFIG_FILE).is_file()
+        return self._read_json(GENERATION_CONFIG_FILE) if exists else {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

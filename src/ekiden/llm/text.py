@@ -40,7 +40,7 @@ class Tokenizer:
         self.inner, self.settings = inner, settings or {}
 
     @staticmethod
-    def of(source: object) -> Tokenizer | None:
+    def of(source: Any) -> Tokenizer | None:  # noqa: ANN401  # of packages without types
         """Convert a user's tokenizer: one of the package, or its file. Raises LoadError."""
         if source is None or isinstance(source, Tokenizer):
             return source
@@ -103,7 +103,8 @@ class Tokenizer:
     @cached_property
     def special_tokens(self) -> Mapping[str, int]:
         """Return the numbers of special tokens, which texts of answers do not show."""
-        added_tokens = getattr(self.inner, "get_added_tokens_decoder", dict)()
+        list_added_tokens = getattr(self.inner, "get_added_tokens_decoder", None)
+        added_tokens: Mapping[int, Any] = {} if list_added_tokens is None else list_added_tokens()
         return {str(added.content): n for n, added in added_tokens.items() if added.special}
 
     def token_bytes(self, count: int) -> list[bytes | None]:

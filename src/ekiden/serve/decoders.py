@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ekiden import llm
 from ekiden.llm.loop import EngineLoop, TokenUpdate
@@ -106,11 +107,15 @@ class DecoderTextModel:
             yield Piece(piece.text, int(piece.token is not None), piece.finish)
 
     def _to_llm_sampling(self, prompt: int, sampling: Sampling) -> llm.Sampling:
-        heat, share = sampling.temperature, sampling.top_p
+        requested = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        settings: dict[str, Any] = {
+            "temperature": 1.0,
+            **self._model.sampling_defaults,
+            **{name: value for name, value in requested.items() if value is not None},
+        }
         return llm.Sampling(
+            **settings,
             max_tokens=sampling.max_tokens or self._model.context - prompt,
-            temperature=1.0 if heat is None else heat,
-            top_p=1.0 if share is None else share,
             seed=secrets.randbits(62) if sampling.seed is None else sampling.seed,
             stop=sampling.stop,
         )
