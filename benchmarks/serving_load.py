@@ -108,7 +108,7 @@ def grpc_messages(size: int) -> Iterator[tuple[str, bytes]]:
     rows = size // 16
     port = {"name": "x", "datatype": "FP32", "shape": [rows, 4]}
     raw = create_message("ModelInferRequest", model_name="m", inputs=[port],
-                  raw_input_contents=[bytes(rows * 16)])  # fmt: skip
+                         raw_input_contents=[bytes(rows * 16)])  # fmt: skip
     yield "gRPC, raw", raw.SerializeToString()
     yield "gRPC, empty inputs", b"\x2a\x00" * (size // 2)
     yield "gRPC, empty raw contents", b"\x3a\x00" * (size // 2)

@@ -185,7 +185,7 @@ TOKENIZER: dict[str, Any] = {
     "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\w+|\\s"}, "behavior": "Isolated",
                       "invert": False},
     "post_processor": None, "decoder": {"type": "ByteLevel", "add_prefix_space": False,
-                                       "trim_offsets": True, "use_regex": True},
+                                        "trim_offsets": True, "use_regex": True},
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "c": 3}, "merges": [["a", "b"]],
               "unk_token": None},
 }  # fmt: skip

@@ -124,9 +124,8 @@ def _validate_options(options: argparse.Namespace) -> None:
     if options.kernel and (
         around or options.stage not in (*SCHEDULING_STAGES, *KERNEL_CODE_FORMATS)
     ):
-        raise InputError(
-            f"--kernel: expected --stage {', '.join((*SCHEDULING_STAGES, *KERNEL_CODE_FORMATS))} with it"
-        )
+        stages = ", ".join((*SCHEDULING_STAGES, *KERNEL_CODE_FORMATS))
+        raise InputError(f"--kernel: expected --stage {stages} with it")
     if around and options.stage:
         raise InputError("--stage: the module before or after a pass has no other stages")
     if options.target and is_artifact(options.file):

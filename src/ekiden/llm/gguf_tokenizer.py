@@ -233,7 +233,7 @@ def build_gguf_tokenizer(checkpoint: GGUFCheckpoint) -> Tokenizer | None:
             return None
         kinds = entries.number_list("ggml.token_type", 1)
         for kind, add in ((USER_DEFINED_TYPE, inner.add_tokens), (CONTROL_TYPE,
-        inner.add_special_tokens),
+                                                                  inner.add_special_tokens),
                           (UNKNOWN_TYPE, inner.add_special_tokens)):  # fmt: skip
             named = (token for token, n in zip(entries.tokens, kinds, strict=True) if n == kind)
             add([package.AddedToken(token, normalized=False) for token in named])

@@ -139,8 +139,8 @@ def _cache_layout(page: int, cache: str, config: DecoderConfig) -> CacheLayout:
     # Quantized caches store whole blocks of a head's elements.
     if config.depth % row.granularity:
         raise InputError(
-            f"load: a cache of {cache} is for heads of a multiple of {row.granularity} numbers, those"
-            f" of the model have {config.depth}"
+            f"load: a cache of {cache} is for heads of a multiple of {row.granularity} numbers,"
+            f" those of the model have {config.depth}"
         )
     return CacheLayout(page, row.dtype)
 

@@ -286,7 +286,7 @@ class ChatAnswer:
             yield b"data: [DONE]\n\n"
         except RequestError as error:
             yield _sse_data({"error": {"message": str(error), "type": "server_error", "param": None,
-                                   "code": error.reason}})  # fmt: skip
+                                       "code": error.reason}})  # fmt: skip
 
     def _format_event(self, delta: dict[str, object], finish: str | None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}

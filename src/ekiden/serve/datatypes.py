@@ -81,7 +81,8 @@ def element_count(name: str, shape: Sequence[int]) -> int:
     count = math.prod(shape)
     if len(shape) > 32 or count > MAX_TENSOR_ELEMENTS:
         raise RequestError(
-            f"input '{name}': shape: at most 32 dimensions and {MAX_TENSOR_ELEMENTS} elements expected"
+            f"input '{name}': shape: at most 32 dimensions and {MAX_TENSOR_ELEMENTS} elements "
+            "expected"
         )
     return count
 

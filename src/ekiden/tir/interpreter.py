@@ -227,10 +227,8 @@ class _PythonEmitter:
         # NaN and 77 are canaries: a program that reads an element it never wrote yields a visibly
         # wrong result.
         fill = "np.nan" if dt.is_float(kind) else "77" if kind != "bool" else "False"
-        self.emit_line(
-            depth,
-            f"{self.name_of(buffer)} = np.full({shape}, {fill}, {self.intern_constant(dt.to_numpy(kind))})",
-        )
+        name, dtype = self.name_of(buffer), self.intern_constant(dt.to_numpy(kind))
+        self.emit_line(depth, f"{name} = np.full({shape}, {fill}, {dtype})")
 
     def intern_constant(self, value: object) -> str:
         """Return a global name of the generated source that holds a value without a literal."""
@@ -338,7 +336,8 @@ class _PythonEmitter:
         if not find_intrinsic(e.op).has_meaning and e.op != "if_then_else":
             raise TypeError(f"interpreter: {e.op} has no meaning without what is around it")
         if e.op != "if_then_else":
-            return f"rt.cast({self.intern_constant(INTRINSICS[e.op].reference)}({', '.join(x)}), {e.dtype!r})"
+            reference = self.intern_constant(INTRINSICS[e.op].reference)
+            return f"rt.cast({reference}({', '.join(x)}), {e.dtype!r})"
         if dt.lanes(e.args[0].dtype) == 1:
             return f"({x[1]} if {x[0]} else {x[2]})"
         return self.emit_masked_select(e, x[0])

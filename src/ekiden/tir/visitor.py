@@ -204,9 +204,8 @@ def uses_var(root: Stmt, var: Var) -> bool:
 
 
 class StmtMutator:
-    """A bottom-up rebuilder of statements. Override `rewrite_expr` for expressions, `rewrite_buffer` for
-    buffers,
-    or one `visit_*`.
+    """A bottom-up rebuilder of statements. Override `rewrite_expr` for expressions,
+    `rewrite_buffer` for buffers, or one `visit_*`.
 
     An unchanged statement stays the same object.
     """

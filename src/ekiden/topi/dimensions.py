@@ -245,8 +245,8 @@ def require_min_extent(
         limit_dim = as_dim(limit)
         if Analyzer().can_prove(size < limit_dim):
             raise ValueError(
-                f"{name}: {what!r} must have at least {format_prim_expr(limit_dim)} elements along axis"
-                f" {axis}, got {format_prim_expr(size)}"
+                f"{name}: {what!r} must have at least {format_prim_expr(limit_dim)} elements along"
+                f" axis {axis}, got {format_prim_expr(size)}"
             )
         assume_condition(partial(_at_least_condition, size, limit_dim), (size, limit_dim))
 
@@ -404,8 +404,8 @@ def _num_windows(count: PrimExpr, size: PrimExpr, reach: PrimExpr) -> PrimExpr:
     """Return the count. Raises ValueError where it is known to be negative."""
     if (known_int(count) or 0) < 0:
         raise ValueError(
-            f"a window that reaches over {format_prim_expr(simplify_dim(reach))} elements does not fit an axis of"
-            f" {format_prim_expr(size)} with its padding"
+            f"a window that reaches over {format_prim_expr(simplify_dim(reach))} elements does not"
+            f" fit an axis of {format_prim_expr(size)} with its padding"
         )
     return count
 

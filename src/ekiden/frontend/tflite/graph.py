@@ -163,8 +163,8 @@ class SubgraphImporter:
             if self.shared.variables.now != before:
                 self.shared.variables.now = before
                 raise UnsupportedError(
-                    f"import {self.shared.label}: {self._operator_label(operation)}: it gives a variable a "
-                    "value that depends on one whose rank depends on data"
+                    f"import {self.shared.label}: {self._operator_label(operation)}: it gives a "
+                    "variable a value that depends on one whose rank depends on data"
                 )
 
         if self.env.import_in_cases(self._operator_label(operation), ranked, live, import_in_case):

@@ -36,8 +36,8 @@ TILES_PER_THREAD = 4
 
 
 def create_paged_attention(
-    pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer, lanes: int = DEFAULT_PAGED_LANES,
-    cut: PagedTiling | None = None, dots: Sequence[str] = (),
+    pages: PagedAttentionConfig, inputs: Sequence[Buffer], output: Buffer,
+    lanes: int = DEFAULT_PAGED_LANES, cut: PagedTiling | None = None, dots: Sequence[str] = (),
 ) -> PagedAttention:  # fmt: skip
     """Return the attention for the dtype of its cache; `dots`: the target's integer dot-product
     instructions.

@@ -261,7 +261,7 @@ class RecurrentLayerKernel:
         return Allocate(low, Allocate(high, stmt))
 
     def gate_products(self, products: Buffer, at: PrimExpr, phase: int, unit: PrimExpr,
-                 mask: PrimExpr | None) -> list[PrimExpr]:  # fmt: skip
+                      mask: PrimExpr | None) -> list[PrimExpr]:  # fmt: skip
         """Return the products of a phase's gates for a panel, in float32."""
         gate_values: list[PrimExpr] = []
         for n, gate in enumerate(self.cell.gate_phases[phase]):

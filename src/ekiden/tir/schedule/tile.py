@@ -131,7 +131,8 @@ def _match_tile(rows: For) -> _MatmulTile:
     reducing = reduce_loops(inner, [rows, columns, *loops])
     if reducing != loops or not is_const(inner.predicate, 1):
         refuse(
-            f"{TENSORIZE_PRIMITIVE}: the loops inside must be all that {inner.block.name!r} sums over",
+            f"{TENSORIZE_PRIMITIVE}: the loops inside must be all that {inner.block.name!r} sums "
+            "over",
             columns,
         )
     return _MatmulTile(rows, columns, tuple(loops), inner, epilogue)

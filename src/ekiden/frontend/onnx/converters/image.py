@@ -238,7 +238,7 @@ ROWS = (
     OnnxRow("AffineGrid", _affine_grid, since=20, attributes="align_corners"),
     OnnxRow("RoiAlign", _roi_align, since=10,
         attributes="coordinate_transformation_mode mode output_height output_width"
-                   " sampling_ratio spatial_scale",
+            " sampling_ratio spatial_scale",
         values={"mode": ("avg", "max"),
                 "coordinate_transformation_mode": ("half_pixel", "output_half_pixel")}),
     OnnxRow("NonMaxSuppression", _non_max_suppression, since=10, attributes="center_point_box"),
