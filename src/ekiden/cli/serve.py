@@ -7,30 +7,30 @@ import os
 from dataclasses import fields
 
 from ekiden import serve
-from ekiden.serve.config import LEVELS, ServerConfig
+from ekiden.serve.config import LOG_LEVELS, ServerConfig
 
-_TEXT_OPTIONS: dict[str, str] = {
+_STRING_FIELDS: dict[str, str] = {
     "host": "the address to listen on (127.0.0.1)",
-    "token-file": "bearer tokens, one a line, of which a request carries one",
-    "control-token-file": "bearer tokens that may load and unload models",
+    "token-file": "file of bearer tokens, one per line; a request must carry one",
+    "control-token-file": "file of bearer tokens that may load and unload models",
     "tls-certificate": "the server's certificate, PEM",
-    "tls-key": "its key, PEM",
-    "tls-client-ca": "the certificate that signs those of clients, which they must have",
+    "tls-key": "the certificate's key, PEM",
+    "tls-client-ca": "require client certificates signed by this one",
 }
-_NUMERIC_OPTIONS: dict[str, tuple[type, str]] = {
+_NUMERIC_FIELDS: dict[str, tuple[type, str]] = {
     "port": (int, "HTTP's port, 0 for any (8000)"),
     "grpc-port": (int, "gRPC's port (one above HTTP's)"),
-    "memory": (int, "the most bytes that models may hold (what is free at the start)"),
-    "poll-seconds": (float, "how often to look for new versions (only when asked)"),
+    "memory": (int, "maximum bytes of memory for models (default: the memory free at the start)"),
+    "poll-seconds": (float, "seconds between checks for new versions (default: only on request)"),
 }
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments: the most commonly changed configuration fields."""
     parser.add_argument("folder", help="a folder of models: NAME/VERSION/model.eki, or NAME.eki")
-    for name, text in _TEXT_OPTIONS.items():
+    for name, text in _STRING_FIELDS.items():
         parser.add_argument(f"--{name}", help=text)
-    for name, (kind, text) in _NUMERIC_OPTIONS.items():
+    for name, (kind, text) in _NUMERIC_FIELDS.items():
         parser.add_argument(f"--{name}", type=kind, help=text)
     parser.add_argument(
         "--open", action="store_true", default=None,
@@ -43,9 +43,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="let programs of this machine load and unload models without a token",
     )  # fmt: skip
     parser.add_argument(
-        "--traces", action="store_true", default=None, help="make spans for OpenTelemetry"
+        "--traces", action="store_true", default=None, help="export spans to OpenTelemetry"
     )
-    parser.add_argument("--log", choices=LEVELS, help="the least level to write (info)")
+    parser.add_argument("--log", choices=LOG_LEVELS, help="the lowest level to log (info)")
 
 
 def run(options: argparse.Namespace) -> int:

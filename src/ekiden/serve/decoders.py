@@ -5,30 +5,33 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from ekiden import llm
-from ekiden.llm.loop import EngineLoop, Update
+from ekiden.llm.loop import EngineLoop, TokenUpdate
 from ekiden.llm.text import Detokenizer, Tokenizer
 from ekiden.runtime.errors import LoadError, RequestError, RunError
 from ekiden.serve.text import Message, Piece, Sampling
 
-__all__ = ["DecoderAnswer", "DecoderText", "open_decoder"]
+__all__ = ["DecoderAnswer", "DecoderTextModel", "open_decoder"]
 
 
 class DecoderAnswer:
-    """A decoder's `TextAnswer`."""
+    """Answer of a decoder, as `TextAnswer`."""
 
     def __init__(self, loop: EngineLoop, tokenizer: Tokenizer, stream: llm.Stream) -> None:
         self._loop, self._stream = loop, stream
-        self._texts = Detokenizer(tokenizer, stream.prompt, stream.sampling.stop)
+        self._texts = Detokenizer(tokenizer, stream.prompt, stream.stop_texts)
         self.prompt = len(stream.prompt)
 
-    def start(self, deadline: float, deliver: Callable[[Update], None]) -> None:
-        """See `TextAnswer`."""
+    def start(self, deadline: float, deliver: Callable[[TokenUpdate], None]) -> None:
+        """Start the generation; see `TextAnswer`."""
         self._loop.add(self._stream, deliver, deadline)
 
-    def pieces(self, delivered: Update) -> list[Piece]:
-        """See `TextAnswer`. Raises RequestError at the deadline, RunError where a step failed."""
+    def pieces(self, delivered: TokenUpdate) -> list[Piece]:
+        """Return the delivered pieces; see `TextAnswer`. Raises RequestError at the deadline,
+        RunError where a step failed.
+        """
         pieces: list[Piece] = []
         for token in delivered.tokens:
             text = self._texts.add(token)
@@ -47,13 +50,13 @@ class DecoderAnswer:
         return [*pieces, Piece(self._texts.rest(), 0, delivered.finish)]
 
     def cancel(self) -> None:
-        """See `TextAnswer`."""
+        """Cancel the generation; see `TextAnswer`."""
         self._loop.cancel(self._stream)
 
 
-class DecoderText:
-    """A decoder as a `TextModel` and `TextEngine`: concurrent answers share the model's engine,
-    whose loop makes each step for all of them.
+class DecoderTextModel:
+    """Decoder as a `TextModel` and `TextEngine`: concurrent answers share the model's generation
+    engine, whose loop makes each step for all of them.
     """
 
     def __init__(self, model: llm.Model) -> None:
@@ -67,9 +70,9 @@ class DecoderText:
         self._loop: EngineLoop | None = None
 
     def prepare(self, messages: Sequence[Message], sampling: Sampling) -> DecoderAnswer:
-        """See `TextEngine`."""
-        tokens = self._prompt(messages)
-        stream = self._model.engine.prepare(tokens, self._sampling(len(tokens), sampling))
+        """Create the answer to a conversation; see `TextEngine`."""
+        tokens = self._tokenize_messages(messages)
+        stream = self._model.engine.prepare(tokens, self._to_llm_sampling(len(tokens), sampling))
         with self._lock:
             if self._loop is None:
                 self._loop = EngineLoop(self._model.engine)
@@ -77,14 +80,14 @@ class DecoderText:
         return DecoderAnswer(self._loop, self._model.tokenizer, stream)
 
     def close(self) -> None:
-        """See `TextEngine`."""
+        """End all answers; see `TextEngine`."""
         with self._lock:
             if self._loop is not None:
                 self._loop.close()
 
-    def _prompt(self, messages: Sequence[Message]) -> list[int]:
+    def _tokenize_messages(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation. Raises InputError if there are too many."""
-        dictionaries = [{"role": entry.role, "content": entry.content} for entry in messages]
+        dictionaries = [_to_template_message(message) for message in messages]
         assert self._model.tokenizer is not None
         tokens = self._model.tokenizer.conversation(dictionaries)
         self._model.check_prompt(tokens)
@@ -94,26 +97,41 @@ class DecoderText:
         """Return the number of tokens of a conversation. Raises InputError if there are
         too many.
         """
-        return len(self._prompt(messages))
+        return len(self._tokenize_messages(messages))
 
     def generate(self, messages: Sequence[Message], sampling: Sampling) -> Iterator[Piece]:
         """Yield the answer piece by piece."""
-        tokens = self._prompt(messages)
-        options = self._sampling(len(tokens), sampling)
+        tokens = self._tokenize_messages(messages)
+        options = self._to_llm_sampling(len(tokens), sampling)
         for piece in self._model.generate(tokens, options):
             yield Piece(piece.text, int(piece.token is not None), piece.finish)
 
-    def _sampling(self, prompt: int, sampling: Sampling) -> llm.Sampling:
-        heat, share = sampling.temperature, sampling.top_p
+    def _to_llm_sampling(self, prompt: int, sampling: Sampling) -> llm.Sampling:
+        requested = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        settings: dict[str, Any] = {
+            "temperature": 1.0,
+            **self._model.sampling_defaults,
+            **{name: value for name, value in requested.items() if value is not None},
+        }
         return llm.Sampling(
+            **settings,
             max_tokens=sampling.max_tokens or self._model.context - prompt,
-            temperature=1.0 if heat is None else heat,
-            top_p=1.0 if share is None else share,
             seed=secrets.randbits(62) if sampling.seed is None else sampling.seed,
             stop=sampling.stop,
         )
 
 
-def open_decoder(path: str, context: int, sequences: int) -> DecoderText:
+def _to_template_message(message: Message) -> dict[str, object]:
+    """Return the message that a chat template reads: absent fields are undefined there."""
+    fields: dict[str, object] = {"role": message.role, "content": message.content}
+    optional_fields = {
+        "tool_calls": [dict(call) for call in message.tool_calls],
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+    return fields | {key: value for key, value in optional_fields.items() if value}
+
+
+def open_decoder(path: str, context: int, sequences: int) -> DecoderTextModel:
     """Load the checkpoint at a path for serving. Raises LoadError and what `llm.load` raises."""
-    return DecoderText(llm.load(path, context=context or None, sequences=sequences))
+    return DecoderTextModel(llm.load(path, context=context or None, sequences=sequences))

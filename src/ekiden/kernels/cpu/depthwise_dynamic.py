@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from ekiden.arith import simplify
 from ekiden.ir.prim import PrimExpr, Var, const, maximum, minimum
 from ekiden.kernels.cpu.depthwise import DepthwiseKernel
-from ekiden.kernels.micro_kernels.prefetch import bound
-from ekiden.kernels.micro_kernels.register_tiles import KLoop, balanced_rows
+from ekiden.kernels.micro_kernels.prefetch import wrap_in_lets
+from ekiden.kernels.micro_kernels.register_tiles import ReductionLoop, balanced_row_tiles
 from ekiden.tir.stmt import For, ForKind, Stmt, seq
 
 
@@ -26,7 +26,7 @@ class DynamicDepthwise(DepthwiseKernel):
 
     def body(self) -> Stmt:
         """Return all lines of results in parallel."""
-        _, rows_window, _ = self.geometry.windows
+        _, rows_window, _ = self.geometry.window_axes
         images, height, _, _ = self.geometry.out
         _, data_height, data_width, _ = self.geometry.data
         line, y, first, rows, start = (Var(v) for v in ("line", "y", "first", "rows", "start"))
@@ -35,19 +35,19 @@ class DynamicDepthwise(DepthwiseKernel):
         self.first, self.rows = first, rows
         lets = [
             (y, line % height),
-            *zip((first, rows), rows_window.taps(y, y), strict=True),
+            *zip((first, rows), rows_window.taps_reading_data(y, y), strict=True),
             (start, simplify(at)),
         ]
-        body = bound(lets, self.vectors(line // height, y, start))
+        body = wrap_in_lets(lets, self.emit_channel_vectors(line // height, y, start))
         return For(line, const(0), simplify(images * height), ForKind.PARALLEL, body, {"grain": 2})
 
-    def line(
+    def emit_line(
         self, n: PrimExpr, y: PrimExpr, start: PrimExpr, channel: PrimExpr, mask: PrimExpr | None
     ) -> Stmt:
         """Return a line of results for one vector of channels; `start` is the offset of the first
         line of data that it reads.
         """
-        _, _, window = self.geometry.windows
+        _, _, window = self.geometry.window_axes
         _, height, width, _ = self.geometry.out
         begin, end, pixel = Var("begin"), Var("end"), Var("pixel")
         tap, taps = Var("tap"), Var("taps")
@@ -58,37 +58,37 @@ class DynamicDepthwise(DepthwiseKernel):
             at = x * window.stride - window.before + tap * window.dilation
             weights = (self.first * window.kernel + tap) * self.channels + channel
             loops = [
-                KLoop(self.rows, row_step, const(window.kernel * self.channels)),
-                KLoop(taps, const(window.dilation * self.channels), const(self.channels)),
+                ReductionLoop(self.rows, row_step, const(window.kernel * self.channels)),
+                ReductionLoop(taps, const(window.dilation * self.channels), const(self.channels)),
             ]
 
             def store(p: int, value: PrimExpr) -> Stmt:
                 """Store a pixel's vector through the epilogue."""
                 flat = ((n * height + y) * width + x + p) * self.channels + channel
-                place = self.geometry.place([n, y, x + p, channel])
-                return self.epilogue.store(place, flat, value, mask)
+                place = self.geometry.result_indices([n, y, x + p, channel])
+                return self.epilogue.emit_store(place, flat, value, mask)
 
             base = start + at * self.channels + channel
-            return self.tile(pixels, base, weights, mask, loops, store)
+            return self.emit_tile(pixels, base, weights, mask, loops, store)
 
         def at_end(low: PrimExpr, high: PrimExpr) -> Stmt:
             """Return the pixels of [low, high), some of whose taps are outside."""
-            lets = [*zip((tap, taps), window.taps(pixel, pixel), strict=True)]
-            body = bound(lets, tile(1, pixel, tap, taps))
+            lets = [*zip((tap, taps), window.taps_reading_data(pixel, pixel), strict=True)]
+            body = wrap_in_lets(lets, tile(1, pixel, tap, taps))
             return For(pixel, low, simplify(high - low), ForKind.SERIAL, body)
 
         def inside(pixels: int, x: PrimExpr) -> Stmt:
             """Return a tile of pixels of the middle."""
             return tile(pixels, begin + x, const(0), const(window.kernel))
 
-        middle = balanced_rows(end - begin, self.pixels, inside)
-        return bound(self._middle(begin, end), seq(at_end(const(0), begin), middle,
+        middle = balanced_row_tiles(end - begin, self.pixels, inside)
+        return wrap_in_lets(self._middle(begin, end), seq(at_end(const(0), begin), middle,
                                                    at_end(end, width)))  # fmt: skip
 
     def _middle(self, begin: Var, end: Var) -> Sequence[tuple[Var, PrimExpr]]:
         """Return the first pixel all of whose taps read data, and the one behind the last."""
-        _, _, window = self.geometry.windows
-        width, (_, reach) = self.geometry.out[2], self.geometry.reach
+        _, _, window = self.geometry.window_axes
+        width, (_, reach) = self.geometry.out[2], self.geometry.window_extents
         first = (window.before + (window.stride - 1)) // window.stride
         last = (window.size - reach + window.before) // window.stride + 1
         return [
