@@ -5,6 +5,7 @@ equals the host alone, and moves what was planned and no more.
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 import ekiden
 from ekiden import relay, rpc, runtime
+from ekiden.backend.graph.graph import ExecutorGraph
 from ekiden.cli import main
 from ekiden.compiler import auto_devices
 from ekiden.contrib import graph_executor
@@ -249,13 +251,13 @@ def test_what_is_made_for_a_device_runs_on_no_other(fibres: Device) -> None:
     module = IRModule.from_expr(relay.Function([x], relay.exp(x)))
     lib = relay.build(module, "cuda")
     exe = relay.vm.compile(module, "cuda")
-    json, far = lib.get_graph_json(), lib.get_lib()
+    graph, far = lib.get_graph_json(), lib.get_lib()
     faces = (
         lambda device: vm.VirtualMachine(exe, device),
         lambda device: lib["default"](device),
         lambda device: lib["debug_create"]("default", device),
-        lambda device: graph_executor.create(json, far, device),
-        lambda device: debug_executor.create(json, far, device),
+        lambda device: graph_executor.create(graph, far, device),
+        lambda device: debug_executor.create(graph, far, device),
     )
     for face in faces:
         face(fibres)
@@ -264,6 +266,32 @@ def test_what_is_made_for_a_device_runs_on_no_other(fibres: Device) -> None:
                 face(other)
     with pytest.raises(InputError, match=r"'debug' interprets on the host: .* got cuda\(0\)"):
         relay.create_executor("debug", module, target="cuda")
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+def test_a_graph_created_from_its_text_runs_on_its_devices(
+    place: Device, is_half: bool, tmp_path: Path
+) -> None:
+    """Inputs and constants are there, the text names devices, and the debugger runs each node."""
+    x = relay.var("x", T)
+    kind = str(place).partition("(")[0]
+    body = layers(x, place, cpu(0)) if is_half else layers(x, None, None)
+    target = {cpu(0): "llvm", place: kind} if is_half else kind
+    lib = relay.build(IRModule.from_expr(relay.Function([x], body)), target)
+    lib.export_library(tmp_path / "far.so")
+    library, text = runtime.load_module(tmp_path / "far.so"), lib.get_graph_json()
+    types = set(json.loads(text)["attrs"]["device_index"][1])
+    assert types == {place.device_type, *([cpu(0).device_type] if is_half else [])}
+    assert ExecutorGraph.from_json(text).to_json() == text
+    wanted = np.maximum(np.tanh(X @ W1.T) @ W2.T, 0)
+    devices = [cpu(0), place] if is_half else place
+    for create in (graph_executor.create, debug_executor.create):
+        for kernels in (lib, library):
+            module = create(text, kernels, devices)
+            module.set_input("x", X)
+            module.run()
+            np.testing.assert_allclose(module.get_output(0).numpy(), wanted, rtol=1e-4, atol=1e-5)
+            assert module.get_output(0).device == (cpu(0) if is_half else place)
 
 
 def test_a_session_has_devices(place: Device, wanted: list[np.ndarray], tmp_path: Path) -> None:
