@@ -176,6 +176,8 @@ def gathered(x: Any, index: Any) -> Any:  # noqa: ANN401
 @program("b, 6")
 def running(x: Any) -> Any:  # noqa: ANN401
     y = jnp.cumsum(x, axis=0), jnp.cumprod(x, axis=1), lax.cummax(x, axis=0)
+    y += lax.cummin(x, axis=0, reverse=True), lax.cummax(x, axis=1)
+    y += lax.cumlogsumexp(x, axis=1), lax.cumlogsumexp(x[:, :5], axis=1, reverse=True)
     return (*y, lax.cumsum(x, axis=1, reverse=True), lax.associative_scan(jnp.maximum, x, axis=1))
 
 
@@ -301,3 +303,18 @@ def test_programs_agree_at_all_sizes_of_one_compilation(name: str) -> None:
             else:
                 wide = [each.astype(np.float64) for each in (mine, theirs)]
                 np.testing.assert_allclose(*wide, rtol=3e-5, atol=3e-5, err_msg=f"result {index}")
+
+
+def test_running_extremes_of_a_million_elements_take_linear_memory() -> None:
+    """A mask of all pairs of elements and prefixes would have 10^12."""
+    x = np.random.default_rng(1).standard_normal(1_000_000).astype(np.float32)
+
+    def running(x: Any) -> Any:  # noqa: ANN401
+        return lax.cummax(x), lax.cummin(x, reverse=True), lax.cumlogsumexp(x)
+
+    exe = ekiden.compile(running, [jax.ShapeDtypeStruct(x.shape, x.dtype)])
+    highest, lowest, sums = (np.asarray(y) for y in exe(x))
+    np.testing.assert_array_equal(highest, np.maximum.accumulate(x))
+    np.testing.assert_array_equal(lowest, np.minimum.accumulate(x[::-1])[::-1])
+    reference = np.log(np.cumsum(np.exp(x.astype(np.float64))))
+    np.testing.assert_allclose(sums, reference, rtol=1e-5, atol=1e-5)

@@ -41,6 +41,8 @@ TARGETS: Mapping[str, Target] = {
     "neon":    Target("llvm -mtriple=aarch64-unknown-linux-gnu -mcpu=neoverse-n1 -cores=4"),
     "c":       Target("c -mtriple=x86_64-unknown-linux-gnu -mcpu=x86-64-v3 -cores=4"),
     "opencl":  Target("opencl -device=replay -cores=16 -max_num_threads=256", host=_HOST),
+    "vectors": Target("opencl -device=replay -cores=16 -max_num_threads=256 -thread_warp_size=1"
+                      " -vector-bits=256", host=_HOST),  # threads one after the other, of vectors
     "cuda":    Target("cuda -device=replay -cores=16 -arch=sm_80", host=_HOST),
 }
 # fmt: on

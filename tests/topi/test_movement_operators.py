@@ -234,6 +234,9 @@ def scans() -> Iterator[Case]:
             x = normal(*shape)
             yield case("cumsum", x, axis=axis, expected=lambda x, a=axis: x.cumsum(a))
             yield case("cumprod", x, axis=axis, expected=lambda x, a=axis: x.cumprod(a))
+            for name, function in (("cummax", np.maximum), ("cummin", np.minimum)):
+                row = x.reshape(-1) if axis is None else x
+                yield case(name, x, axis=axis, expected=function.accumulate(row, axis or 0))
     x = normal(3, 5)
     yield case("cumsum", x, axis=1, exclusive=True, expected=lambda x: x.cumsum(1) - x)
     yield case(

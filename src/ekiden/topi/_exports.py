@@ -28,7 +28,7 @@ EXPORTS = {
         all any argmax argmin collapse_sum max mean min prod sum variance
     """,
     "scan": """
-        cumprod cumsum scanop
+        cummax cummin cumprod cumsum scanop
     """,
     "scattering": """
         scatter scatter_add scatter_elements scatter_nd sparse_to_dense strided_set

@@ -1,4 +1,4 @@
-"""Running sums and products (scans); each element needs the one before.
+"""Running sums, products and extremes (scans); each element needs the one before.
 
 Rows run in parallel; along the axis, neighbours of the inner axes go together. A scan could be made
 parallel along its axis (Blelloch 1990) by twice the work; with a few threads and many rows it is
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ekiden import te
 from ekiden.ir import dtype as dt
-from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, minimum
+from ekiden.ir.prim import ExprLike, PrimExpr, Var, cast, const, convert, minimum
 from ekiden.kernels.cpu.loops import Axis, estimate, parallel_outer
 from ekiden.kernels.gpu.scan import ATTRIBUTE, Scan
 from ekiden.te import Tensor
@@ -41,7 +41,7 @@ def scanop(
     if axis is None:
         data, axis = data if data.ndim == 1 else reshape(data, (product(data.shape),)), 0
     at, kind = normalize_axis(axis, data.ndim, op_name), dtype or data.dtype
-    start = const(0, kind) if identity_value == 0 else cast(const(1), kind)
+    start = cast(convert(identity_value), kind)
 
     def build(ins: Sequence[Buffer], outs: Sequence[Buffer]) -> Stmt:
         return _scan(ins[0], outs[0], binop, start, at, bool(exclusive))
@@ -127,6 +127,28 @@ def cumprod(
     return _scanned(data, lambda a, b: a * b, 1, "cumprod", axis, dtype, exclusive)
 
 
+def cummax(
+    data: Tensor,
+    axis: int | None = None,
+    dtype: str | None = None,
+    exclusive: bool | None = None,
+) -> Tensor:
+    """Return running maxima along an axis (None: of the flattened data); NaN from the first on."""
+    kind = dtype or data.dtype
+    return scanop(data, te.max, te.min_value(kind), "cummax", axis, kind, exclusive)
+
+
+def cummin(
+    data: Tensor,
+    axis: int | None = None,
+    dtype: str | None = None,
+    exclusive: bool | None = None,
+) -> Tensor:
+    """Return running minima along an axis (None: of the flattened data); NaN from the first on."""
+    kind = dtype or data.dtype
+    return scanop(data, te.min, te.max_value(kind), "cummin", axis, kind, exclusive)
+
+
 def _scanned(
     data: Tensor,
     binop: ScanOperation,
@@ -142,4 +164,4 @@ def _scanned(
     return scanned if wide == kind else elementwise(scanned, lambda v: cast(v, kind), "cast")
 
 
-__all__ = ["cumprod", "cumsum", "scanop"]
+__all__ = ["cummax", "cummin", "cumprod", "cumsum", "scanop"]

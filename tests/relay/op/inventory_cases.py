@@ -49,6 +49,12 @@ def movement() -> Iterator[Case]:
     yield case(lambda x: op.cumprod(x, 1), x, tolerance=1e-5)
     yield case(lambda x: op.cumprod(x, 0, exclusive=True), x, tolerance=1e-5)
     yield case(lambda x: op.cumprod(x), normal(4, 3), tolerance=1e-5)
+    for function in (op.cummax, op.cummin):
+        yield case(lambda x, f=function: f(x, 1), x)
+        yield case(lambda x, f=function: f(x, 0, exclusive=True), x)
+        yield case(lambda x, f=function: f(x), np.array([[3, -(1 << 31)], [7, 5]], "int32"))
+        yield case(lambda x, f=function: f(x, 0), np.array([1, np.nan, 3], "float32"))
+        yield case(lambda x, f=function: f(x, 0), np.array([True, False, True]))
     yield case(op.sequence_mask, x, np.array([2, 0, 4, 1], "int32"))
     yield case(lambda x, n: op.reverse_sequence(x, n), x, np.array([1, 4, 2], "int32"))
     yield case(lambda x, n: op.reverse_sequence(x, n, 0, 2), x, np.array([1, 3, 2, 0, 1], "int32"))

@@ -65,7 +65,7 @@ EXPORTS = {
         expand_dims reshape squeeze
     """,
     "scan": """
-        cumprod cumsum
+        cummax cummin cumprod cumsum
     """,
     "shape_func": """
         register_shape_func
@@ -240,7 +240,7 @@ OPERATORS = {
         expand_dims nn.batch_flatten reshape squeeze
     """,
     "ekiden.relay.op.scan": """
-        cumprod cumsum
+        cummax cummin cumprod cumsum
     """,
     "ekiden.relay.op.sequence": """
         sequence.at sequence.concat sequence.erase sequence.insert sequence.length

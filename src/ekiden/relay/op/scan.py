@@ -1,10 +1,12 @@
-"""Running sums and products.
+"""Running sums, products and extremes.
 
     cumsum(x)[i] = sum over j <= i of x[j];   exclusive: over j < i, which begins with 0
 
-cumprod likewise, where nothing is 1. Without an axis the data are one row. Sums are taken from the
-first to the last element, in the dtype of the result, or of float16 and bfloat16 in float32, with
-each rounded once: of float32 their error grows with the length, as NumPy's does.
+cumprod, cummax and cummin likewise, where nothing is 1, the lowest and the highest value of the
+dtype (the infinities of floats); a NaN is the extreme of all from it on. Without an axis the data
+are one row. Sums are taken from the first to the last element, in the dtype of the result, or of
+float16 and bfloat16 in float32, with each rounded once: of float32 their error grows with the
+length, as NumPy's does.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import numpy as np
 
 from ekiden import topi
 from ekiden.ir.attrs import Attrs
-from ekiden.ir.dtype import is_float, to_numpy
+from ekiden.ir.dtype import int_range, is_float, to_numpy
 from ekiden.ir.node import node
 from ekiden.ir.op import Array, OpDef, OpPattern, Precision, Relation, register_op
 from ekiden.ir.type import TensorType, Type
@@ -53,7 +55,7 @@ def _relation(name: str) -> Relation:
 
 
 def _reference(
-    function: Callable[..., Array], identity: int
+    function: Callable[..., Array], identity: Callable[[str], float]
 ) -> Callable[[ScanAttrs, Array], Array]:
     def reference(attrs: ScanAttrs, data: Array) -> Array:
         """Return running results; `exclusive` ones are those of the element before.
@@ -67,7 +69,8 @@ def _reference(
             return np.asarray(running)
         axis = attrs.axis or 0
         before = running.take(range(max(running.shape[axis] - 1, 0)), axis)
-        first = np.full_like(running.take(range(min(running.shape[axis], 1)), axis), identity)
+        first = running.take(range(min(running.shape[axis], 1)), axis)
+        first = np.full_like(first, identity(dtype))
         return np.concatenate([first, before], axis)
 
     return reference
@@ -76,7 +79,7 @@ def _reference(
 def _declare(
     name: str,
     function: Callable[..., Array],
-    identity: int,
+    identity: Callable[[str], float],
     compute: Callable[..., Tensor],
     precision: Precision = Precision.UNKNOWN,
 ) -> None:
@@ -97,8 +100,26 @@ def _declare(
     )
 
 
-_declare("cumsum", np.cumsum, 0, topi.cumsum, Precision.NEVER)
-_declare("cumprod", np.cumprod, 1, topi.cumprod)
+def _end_of_range(dtype: str, number: int) -> float:
+    """Return the lowest (0) or highest (1) value of a dtype: an infinity of floats."""
+    ends = (0, 1) if dtype == "bool" else int_range(dtype)
+    return (-np.inf, np.inf)[number] if ends is None else ends[number]
+
+
+def _accumulate(function: np.ufunc) -> Callable[..., Array]:
+    """Return the running results of a function of two values, with the arguments of np.cumsum."""
+
+    def accumulate(data: Array, axis: int | None, dtype: np.dtype[np.generic]) -> Array:
+        row = data.reshape(-1) if axis is None else data
+        return np.asarray(function.accumulate(row, axis or 0, dtype))
+
+    return accumulate
+
+
+_declare("cumsum", np.cumsum, lambda dtype: 0, topi.cumsum, Precision.NEVER)
+_declare("cumprod", np.cumprod, lambda dtype: 1, topi.cumprod)
+_declare("cummax", _accumulate(np.maximum), lambda dtype: _end_of_range(dtype, 0), topi.cummax)
+_declare("cummin", _accumulate(np.minimum), lambda dtype: _end_of_range(dtype, 1), topi.cummin)
 
 
 def cumsum(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
@@ -117,4 +138,20 @@ def cumprod(data: Expr, axis: int | None = None, dtype: str = "", exclusive: boo
     return call("cumprod", data, attrs=ScanAttrs(axis, dtype, exclusive))
 
 
-__all__ = ["cumprod", "cumsum"]
+def cummax(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
+    """Return running maxima along an axis (None: of the flattened data).
+
+    `exclusive` leaves out the element itself.
+    """
+    return call("cummax", data, attrs=ScanAttrs(axis, dtype, exclusive))
+
+
+def cummin(data: Expr, axis: int | None = None, dtype: str = "", exclusive: bool = False) -> Call:
+    """Return running minima along an axis (None: of the flattened data).
+
+    `exclusive` leaves out the element itself.
+    """
+    return call("cummin", data, attrs=ScanAttrs(axis, dtype, exclusive))
+
+
+__all__ = ["cummax", "cummin", "cumprod", "cumsum"]

@@ -8,9 +8,9 @@ from itertools import product
 
 from jaxlib.mlir import ir
 
-from ekiden.frontend.common.combined import REDUCE, is_neutral, neutral
+from ekiden.frontend.common.combined import REDUCE, is_neutral
 from ekiden.frontend.common.complex import Complex
-from ekiden.frontend.common.converters.stablehlo import MAX_WINDOW_ELEMENTS, iota
+from ekiden.frontend.common.converters.stablehlo import MAX_WINDOW_ELEMENTS
 from ekiden.frontend.common.converters.window import pool
 from ekiden.frontend.common.node import Result
 from ekiden.frontend.common.slices import pad
@@ -30,6 +30,7 @@ from ekiden.frontend.jax.node import (
 from ekiden.ir.dtype import is_float
 from ekiden.relay import op
 from ekiden.relay.expr import Expr, const
+from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.topi.dimensions import Dim, as_attr, as_dim, equal, known, tidy
 
 
@@ -81,28 +82,29 @@ def reduce_window(node: Node, windows: Window, count: int) -> Result | Many:
     block = node.region()
     kind = kind_of(node, block) if count == 1 else ""
     if kind in REDUCE and is_neutral(node.value(1), kind):
-        special = _running(node, windows, kind) or _pool(node, windows, kind)
+        special = _scan(node, windows, kind) or _pool(node, windows, kind)
         if special is not None:
             return special
     return _tapped(node, windows, count, kind)
 
 
 def _tapped(node: Node, windows: Window, count: int, kind: str) -> Many:
-    """Reduce windows element by element, each for all windows at once."""
+    """Reduce windows that are no prefixes element by element, each for all windows at once."""
     block = node.region()
-    if not windows.is_known or math.prod(windows.kernel) > MAX_WINDOW_ELEMENTS:
+    prefixes = _prefixes(node, windows)
+    if prefixes is not None and known(node.shape(0)[prefixes.axis]):
+        accumulated = _scan_by_pairs(node, prefixes, list(node.whole[:count]), kind)
+    elif not windows.is_known or math.prod(windows.kernel) > MAX_WINDOW_ELEMENTS:
         node.unsupported("windows of symbolic or large extents of anything but running sums")
-    wide = [_padded(node, windows, *node.whole[i::count][:2]) for i in range(count)]
-    tap_iterators = [_taps(node, windows, p) for p in wide]
-    accumulated = [next(t) for t in tap_iterators]
-    while next_taps := [t for t in (next(e, None) for e in tap_iterators) if t is not None]:
-        accumulated = _both(node, block, accumulated, next_taps, kind)
+    else:
+        wide = [_padded(node, windows, *node.whole[i::count][:2]) for i in range(count)]
+        tap_iterators = [_taps(node, windows, p) for p in wide]
+        accumulated = [next(t) for t in tap_iterators]
+        while next_taps := [t for t in (next(e, None) for e in tap_iterators) if t is not None]:
+            accumulated = _both(node, block, accumulated, next_taps, kind)
     if kind and all(is_neutral(node.value(count + i), kind) for i in range(count)):
         return accumulated
-    start = [
-        _filled(node, value, init)
-        for value, init in zip(accumulated, node.whole[count:], strict=True)
-    ]
+    start = _per_pair(node, op.full_like, accumulated, list(node.whole[count:]))
     return _both(node, block, start, accumulated, kind)
 
 
@@ -135,23 +137,31 @@ def _taps(node: Node, windows: Window, wide: Value | Complex) -> Iterator[Value 
         yield Complex(*tap_parts) if len(tap_parts) > 1 else tap_parts[0]
 
 
-def _filled(node: Node, like: Value | Complex, init: Value | Complex) -> Value | Complex:
-    """Return an initial value in the shape of what is combined with it."""
-    pairs = zip(flat([like]), flat([init]), strict=True)
-    filled_parts = [
-        node.given(op.full_like(node.scope.expr(component), node.scope.expr(fill)))
-        for component, fill in pairs
-    ]
-    return Complex(*filled_parts) if len(filled_parts) > 1 else filled_parts[0]
+def _per_pair(
+    node: Node, function: Callable[[Expr, Expr], Expr], first: Many, second: Many
+) -> Many:
+    """Apply a function to pairs of tensors, to complex ones part by part."""
+    results: Many = []
+    for pair in zip(first, second, strict=True):
+        parts = zip(*(map(node.scope.expr, flat([value])) for value in pair), strict=True)
+        values = [node.given(function(x, y)) for x, y in parts]
+        results.append(Complex(*values) if len(values) > 1 else values[0])
+    return results
 
 
-# Running sums.
+# Scans.
 
 
-def _running(node: Node, windows: Window, kind: str) -> Expr | None:
-    """Convert windows as long as an axis that end, or begin, at each of its elements to a scan;
-    None for others.
-    """
+@dataclass(frozen=True, slots=True)
+class _Prefixes:
+    """Windows as long as an axis that end (forward), or begin, at each of its elements."""
+
+    axis: int
+    is_forward: bool
+
+
+def _prefixes(node: Node, windows: Window) -> _Prefixes | None:
+    """Return which prefixes windows are; None for others."""
     if any(windows.inner) or any(s != 1 for s in (*windows.strides, *windows.dilations)):
         return None
     shape = node.shape(0)
@@ -169,27 +179,90 @@ def _running(node: Node, windows: Window, kind: str) -> Expr | None:
     is_forward = equal(before, padding_extent) and known(behind) == 0
     if not is_forward and not (equal(behind, padding_extent) and known(before) == 0):
         return None
-    data = node.expr(0) if is_forward else op.reverse(node.expr(0), axis)
-    scan = _scan(node, data, axis, kind)
-    return scan if is_forward else op.reverse(scan, axis)
+    return _Prefixes(axis, is_forward)
 
 
-_SCANS: Mapping[str, Callable[..., Expr]] = {"add": op.cumsum, "multiply": op.cumprod}
+_SCANS: Mapping[str, Callable[..., Expr]] = {
+    "add": op.cumsum,
+    "multiply": op.cumprod,
+    "maximum": op.cummax,
+    "minimum": op.cummin,
+    "and": op.cummin,
+    "or": op.cummax,
+}
+"""What a body is -> the operator of its prefixes; those of booleans are extremes."""
 
 
-def _scan(node: Node, data: Expr, axis: int, kind: str) -> Expr:
-    if kind in _SCANS:
+def _scan(node: Node, windows: Window, kind: str) -> Expr | None:
+    """Convert prefixes to the operator of their kind; None for other windows."""
+    prefixes = _prefixes(node, windows)
+    if prefixes is None:
+        return None
+    data, axis = node.expr(0), prefixes.axis
+    if prefixes.is_forward:
         return _SCANS[kind](data, axis=axis)
-    # Of each element all up to it: there is no operator that runs a maximum along an axis.
-    shape, dtype = node.shape(0), node.dtype(0)
-    extent = shape[axis]
-    first = node.scope.expr(iota(node, (extent, 1), 0, "int64"))
-    second = node.scope.expr(iota(node, (1, extent), 1, "int64"))
-    is_prefix = op.less_equal(second, first)
-    trailing_ones = (1,) * (len(shape) - axis - 1)
-    mask = op.reshape(is_prefix, as_attr((extent, extent, *trailing_ones)), allowzero=True)
-    wide = op.where(mask, op.expand_dims(data, axis=axis), const(neutral(kind, dtype), dtype))
-    return REDUCE[kind][0](wide, axis=[axis + 1], keepdims=False)
+    return op.reverse(_SCANS[kind](op.reverse(data, axis), axis=axis), axis)
+
+
+def _scan_by_pairs(node: Node, prefixes: _Prefixes, tensors: Many, kind: str) -> Many:
+    """Combine all prefixes along an axis of constant extent by an associative body.
+
+    The prefixes of pairs are those that end at odd elements; each of the others is one more
+    element: two combinations an element, in as many steps as its logarithm (Blelloch, "Prefix sums
+    and their applications", 1990).
+    """
+    axis, block = prefixes.axis, node.region()
+    extent = known(node.shape(0)[axis])
+    assert extent is not None
+
+    def join(earlier: Many, later: Many) -> Many:
+        """Combine in the order of the axis: a body need not be commutative."""
+        pair = (earlier, later) if prefixes.is_forward else (later, earlier)
+        return _both(node, block, *pair, kind)
+
+    def part(values: Many, begin: int, end: int, stride: int = 1) -> Many:
+        """Return elements [begin, end) along the axis."""
+
+        def slice_axis(expr: Expr) -> Expr:
+            return op.strided_slice(expr, [begin], [end], [stride], axes=[axis])
+
+        return [node.per_part(value, slice_axis) for value in values]
+
+    def reverse(values: Many) -> Many:
+        if prefixes.is_forward:
+            return values
+        return [node.per_part(value, lambda expr: op.reverse(expr, axis)) for value in values]
+
+    def interleave(even: Many, odd: Many, count: int) -> Many:
+        """Return elements of two halves in turn; `even` has one more where `count` is odd."""
+        outer, inner = node.shape(0)[:axis], node.shape(0)[axis + 1 :]
+        shape: list[Dim] = [*outer, count - count % 2, *inner]
+
+        def interleave_axis(x: Expr, y: Expr) -> Expr:
+            return op.reshape(op.stack([x, y], axis + 1), as_attr(map(as_dim, shape)), True)
+
+        pairs = _per_pair(node, interleave_axis, part(even, 0, count // 2), odd)
+        if count % 2 == 0:
+            return pairs
+        return concatenate(pairs, part(even, count // 2, count // 2 + 1))
+
+    def concatenate(first: Many, second: Many) -> Many:
+        return _per_pair(node, lambda x, y: op.concatenate([x, y], axis), first, second)
+
+    levels: list[tuple[Many, int]] = []
+    values = reverse(tensors)
+    while extent > 1:
+        levels.append((values, extent))
+        pairs_end = extent - extent % 2
+        values = join(part(values, 0, pairs_end, 2), part(values, 1, pairs_end, 2))
+        extent //= 2
+    for elements, count in reversed(levels):
+        even = part(elements, 0, 1)
+        if count > 2:
+            later = join(part(values, 0, (count - 1) // 2), part(elements, 2, count, 2))
+            even = concatenate(even, later)
+        values = interleave(even, values, count)
+    return reverse(values)
 
 
 # Pooling.
