@@ -7,6 +7,10 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import struct
+import subprocess
+import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from ekiden.contrib.debugger import debug_executor
 from ekiden.ir.module import IRModule
 from ekiden.relay.expr import RelayExpr
 from ekiden.runtime import Device, cpu, vm
+from ekiden.runtime.debug.debugger import Stepper
 from ekiden.runtime.errors import CompileError, InputError, LoadError
 from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
@@ -32,6 +37,8 @@ from stand_ins import GPU
 
 RNG = np.random.default_rng(7)
 ROUNDS = (0, 1, 5)
+DEVICE_MEMORY = 8
+"""The kind of an object in a state, as runtime/src/ek_vm_state.c numbers them."""
 T = relay.TensorType((4, 8), "float32")
 
 
@@ -292,6 +299,69 @@ def test_a_graph_created_from_its_text_runs_on_its_devices(
             module.run()
             np.testing.assert_allclose(module.get_output(0).numpy(), wanted, rtol=1e-4, atol=1e-5)
             assert module.get_output(0).device == (cpu(0) if is_half else place)
+
+
+RESUME_STATES = """
+import sys
+import numpy as np
+import ekiden
+from ekiden.runtime.debug.debugger import Stepper
+for state in sys.argv[2:]:
+    stepper = Stepper(ekiden.load(sys.argv[1]).raw)
+    stepper.load_state(state)
+    assert stepper.resume()
+    np.save(state, stepper.result.numpy())
+"""
+
+
+@pytest.mark.parametrize("executor", ["vm", "aot", "async"])
+def test_a_state_with_memory_of_a_device_goes_on(
+    place: Device, executor: str, wanted: list[np.ndarray]
+) -> None:
+    """From each instruction of a loop that is half on the device."""
+    kind = str(place).partition("(")[0]
+    exe = ekiden.compile(loop(place, cpu(0)), {place: kind, cpu(0): "llvm"}, executor=executor)
+    first, second = Stepper(exe.raw), Stepper(exe.raw)
+    first.start("main", X, np.array(1, "int32"))
+    saved = 0
+    while not first.step():
+        second.set_state(first.state())
+        assert second.resume()
+        np.testing.assert_allclose(second.result.numpy(), wanted[1], rtol=1e-4, atol=1e-5)
+        saved += 1
+    assert saved > 5
+
+
+def test_another_process_goes_on_from_memory_of_a_device(opencl: Device, tmp_path: Path) -> None:
+    x = relay.var("x", T)
+    module = IRModule.from_expr(relay.Function([x], layers(x, None, None)))
+    exe = ekiden.compile(module, "opencl")
+    exe.save(tmp_path / "model.eki")
+    stepper, states = Stepper(exe.raw), []
+    stepper.start("main", X)
+    while not stepper.step():
+        states.append(tmp_path / f"state{len(states)}")
+        stepper.save_state(states[-1])
+    command = [sys.executable, "-c", RESUME_STATES, tmp_path / "model.eki", *states]
+    subprocess.run(command, check=True, timeout=100)
+    for state in states:
+        result = np.load(state.with_suffix(".npy"))
+        np.testing.assert_allclose(result, exe(X).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_names_devices_of_its_executable(opencl: Device) -> None:
+    x = relay.var("x", T)
+    module = IRModule.from_expr(relay.Function([x], relay.tanh(relay.exp(x))))
+    stepper = Stepper(ekiden.compile(module, "opencl").raw)
+    stepper.start("main", X)
+    stepper.step(4)
+    state = stepper.state()
+    memory = struct.pack("<II", DEVICE_MEMORY, 1)
+    assert memory in state
+    for number in (0, 2, 2**32 - 1):
+        body = state[16:].replace(memory, struct.pack("<II", DEVICE_MEMORY, number))
+        with pytest.raises(LoadError, match="resume state: a device"):
+            stepper.set_state(state[:12] + struct.pack("<I", zlib.crc32(body)) + body)
 
 
 def test_a_session_has_devices(place: Device, wanted: list[np.ndarray], tmp_path: Path) -> None:
