@@ -301,6 +301,25 @@ def test_a_graph_created_from_its_text_runs_on_its_devices(
             assert module.get_output(0).device == (cpu(0) if is_half else place)
 
 
+@pytest.mark.parametrize("suffix", [".eki", ".so"])
+def test_late_bound_constants_move_to_their_device(
+    place: Device, suffix: str, tmp_path: Path
+) -> None:
+    """The file that they came from is let go; runs check the files that are left."""
+    x = relay.var("x", T)
+    kind = str(place).partition("(")[0]
+    module = IRModule.from_expr(relay.Function([x], layers(x, place, cpu(0))))
+    exe = ekiden.compile(module, {place: kind, cpu(0): "llvm"})
+    exe.move_late_bound_consts(tmp_path / "weights", byte_limit=64)
+    write = exe.save if suffix == ".eki" else exe.export_library
+    write(tmp_path / f"model{suffix}")
+    wanted = np.maximum(np.tanh(X @ W1.T) @ W2.T, 0)
+    for program in (exe, ekiden.load(tmp_path / f"model{suffix}")):
+        program.load_late_bound_consts(tmp_path / "weights")
+        for _ in range(2):
+            np.testing.assert_allclose(program(X).numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
 RESUME_STATES = """
 import sys
 import numpy as np
