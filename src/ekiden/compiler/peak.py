@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ekiden.codegen.llvm import compile_object, link
+from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import call_intrin
 from ekiden.ir.prim import Var, const
 from ekiden.kernels.micro_kernels.matrix_tiles import (
@@ -80,6 +81,16 @@ def peak_loop(target: Target) -> PrimFunc:
         BufferStore(acc, call_intrin("fma", acc[c], factor, factor, dtype=vector), (const(c),))
         for c in range(count)
     ]
+    return _accumulating_loop(out, acc, clear, steps)
+
+
+def _accumulating_loop(
+    out: Buffer, acc: Buffer, clear: Sequence[Stmt], steps: Sequence[Stmt]
+) -> PrimFunc:
+    """Return the function that clears accumulators, repeats the steps and stores the
+    accumulators.
+    """
+    lanes, count = dt.lanes(acc.dtype), len(clear)
     loop = For(Var("i"), const(0), const(PEAK_STEPS), ForKind.SERIAL, seq(*steps))
     keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(count)]
     return PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
@@ -112,9 +123,7 @@ def words_loop(target: Target, dtype: str) -> tuple[PrimFunc, int] | None:
         BufferStore(acc, call_intrin(dot, total[c], acc[c], factor, dtype=vector), (const(c),))
         for c in range(count)
     ]
-    loop = For(Var("i"), const(0), const(PEAK_STEPS), ForKind.SERIAL, seq(*steps))
-    keep = [BufferStore(out, acc[c], (ramp(const(c * lanes), 1, lanes),)) for c in range(count)]
-    func = PrimFunc((out,), Allocate(acc, seq(*clear, loop, *keep)), {"global_symbol": "peak"})
+    func = _accumulating_loop(out, acc, clear, steps)
     products = 4 if dot == "dot4_u8s8" else 2
     return func, 2 * products * lanes * count * PEAK_STEPS
 

@@ -10,9 +10,9 @@ from ekiden.arith import Analyzer
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import rewrite
 from ekiden.kernels.cpu.default import schedule_default
-from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.gpu.launch import THREADS, launch
 from ekiden.kernels.gpu.vector_access import coordinates
+from ekiden.kernels.prim_builder import product
 from ekiden.target import Target
 from ekiden.te.inline import Inliner
 from ekiden.te.prim_func import allocated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ekiden.arith import Analyzer
 from ekiden.ir.prim import IntImm, PrimExpr, Var
@@ -142,12 +142,7 @@ def rebuilt(
     new: dict[Tensor, Tensor] = {}
     ops: dict[ComputeOp, ComputeOp] = {}
 
-    def repoint(e: PrimExpr) -> PrimExpr:
-        """Redirect a read of a rebuilt tensor."""
-        if isinstance(e, ProducerLoad) and e.producer in new:
-            return e.with_fields(producer=new[e.producer])
-        return e
-
+    repoint = redirect_reads(new)
     for tensor in post_order_tensors(outputs):
         op = tensor.op
         if isinstance(op, ExternOp):
@@ -167,6 +162,17 @@ def rebuilt(
                 )
             new[tensor] = tensor.with_fields(op=ops[op])
     return [new.get(t, t) for t in outputs]
+
+
+def redirect_reads(new: Mapping[Tensor, Tensor]) -> Callable[[PrimExpr], PrimExpr]:
+    """Return the rewrite of reads of replaced tensors to reads of those in their place."""
+
+    def repoint(e: PrimExpr) -> PrimExpr:
+        if isinstance(e, ProducerLoad) and e.producer in new:
+            return e.with_fields(producer=new[e.producer])
+        return e
+
+    return repoint
 
 
 def tensor_loads(op: ComputeOp) -> list[ProducerLoad]:

@@ -24,7 +24,7 @@ from ekiden.target import Target
 from ekiden.target.virtual_device import compilation_config
 from ekiden.tune.candidate import Candidate
 from ekiden.tune.program import Source, outputs_of, shapes_of
-from ekiden.tune.run_job import Array, difference, make_arrays, sample, still_racing, time_ratio
+from ekiden.tune.run_job import Array, add_times, difference, make_arrays, sample, still_racing
 from ekiden.tune.wire import Head, Message
 
 __all__ = ["Remote", "build", "run"]
@@ -118,10 +118,7 @@ def run(head: Head, blobs: list[bytes], tell: Callable[[Head], None]) -> Message
                 break
             tell({"at": "times"})
             times = _race(modules, remote_args, alive, head)
-            for i in alive:
-                ratio = time_ratio(times[i], times[0])
-                results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(times[i])
-                results[i]["ratio"] = float(str(results[i]["ratio"])) + share * ratio
+            add_times(results, times, alive, share)
     tell({"at": "end"})
     return {"results": results}, []
 

@@ -290,12 +290,19 @@ def job(head: Head, images: list[bytes], tell: Callable[[Head], None]) -> Messag
             calls, alive, int(str(head["turns"])), float(str(head["race_seconds"])),
             threads, bool(head["cold"]), first,
         )  # fmt: skip
-        for i in alive:
-            ratio = time_ratio(times[i], times[0])
-            results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(times[i])
-            results[i]["ratio"] = float(str(results[i]["ratio"])) + share * ratio
+        add_times(results, times, alive, share)
     tell({"at": "end"})
     return {"results": results}, []
+
+
+def add_times(
+    results: Sequence[Head], times: Sequence[list[float]], alive: Sequence[int], share: float
+) -> None:
+    """Add the times at sizes of a share, and their ratios to the default's, to the results."""
+    for i in alive:
+        ratio = time_ratio(times[i], times[0])
+        results[i]["seconds"] = float(str(results[i]["seconds"])) + share * min(times[i])
+        results[i]["ratio"] = float(str(results[i]["ratio"])) + share * ratio
 
 
 def _device(kind: str) -> runtime.Device | None:

@@ -31,6 +31,7 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.ir.prim_visitor import children, post_order, rewrite, substitute
+from ekiden.kernels.prim_builder import product
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.tir.expr import BufferLoad
@@ -67,14 +68,6 @@ def cost(values: Sequence[PrimExpr]) -> int:
     """Return the number of copies of an element that the computation of one is worth."""
     expensive = any(isinstance(e, Intrinsic) and e.op in EXPENSIVE for e in post_order(*values))
     return 4 if expensive else 1
-
-
-def product(extents: Sequence[PrimExpr]) -> PrimExpr:
-    """Return the product of extents."""
-    total: PrimExpr = const(1)
-    for extent in extents:
-        total = total * extent
-    return simplify(total)
 
 
 class Accesses:

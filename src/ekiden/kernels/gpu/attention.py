@@ -33,12 +33,11 @@ from ekiden.ir.prim import (
     minimum,
 )
 from ekiden.kernels.attention.scaled_dot_product import AttentionConfig, StridedOperand, sizes_of
-from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.decision import Decision, Fixed, Knob, Space
 from ekiden.kernels.family import Family
 from ekiden.kernels.gpu.block_reduction import Team
 from ekiden.kernels.gpu.launch import bound, serial
-from ekiden.kernels.prim_builder import extern_buffers, tiled_function
+from ekiden.kernels.prim_builder import extern_buffers, product, tiled_function
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated

@@ -18,7 +18,6 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import IntImm, PrimExpr, Var, convert, is_const
 from ekiden.ir.prim_visitor import free_vars
-from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import Family
 from ekiden.kernels.gpu.launch import (
     MAX_LOCAL_BYTES,
@@ -32,6 +31,7 @@ from ekiden.kernels.gpu.reduction import row_of
 from ekiden.kernels.gpu.row_groups import build_joined, is_joined, runs_of
 from ekiden.kernels.gpu.scan import scan_stage
 from ekiden.kernels.gpu.vector_access import coordinates
+from ekiden.kernels.prim_builder import product
 from ekiden.kernels.stages import chosen_stages, distinct_outputs, stages_of
 from ekiden.target import Target
 from ekiden.te.inline import inputs_of

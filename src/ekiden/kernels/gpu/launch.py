@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import rewrite
-from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.vector_access import Lanes, access_lanes, coordinates, tile_start
+from ekiden.kernels.prim_builder import product
 from ekiden.kernels.stages import chosen_stages, distinct_outputs, stages_of
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target

@@ -22,7 +22,6 @@ from typing import TypeAlias
 from ekiden.arith import simplify
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const
 from ekiden.ir.prim_visitor import substitute
-from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.decision import Decision, Fixed, Knob, Space
 from ekiden.kernels.family import Family, size_of
 from ekiden.kernels.gpu.block_reduction import Team
@@ -35,6 +34,7 @@ from ekiden.kernels.gpu.vector_access import (
     loads_of,
     max_lanes,
 )
+from ekiden.kernels.prim_builder import product
 from ekiden.target import Target
 from ekiden.te.prim_func import BufferMap, allocated
 from ekiden.te.reducer import COMBINE, Reduce, identity

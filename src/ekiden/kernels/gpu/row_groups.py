@@ -22,7 +22,6 @@ from ekiden.arith import prove_equal, simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, const, is_const
 from ekiden.ir.prim_visitor import post_order, substitute
-from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.block_reduction import Team
 from ekiden.kernels.gpu.launch import (
@@ -38,6 +37,7 @@ from ekiden.kernels.gpu.launch import (
 )
 from ekiden.kernels.gpu.reduction import row_of
 from ekiden.kernels.gpu.vector_access import coordinates, has_vectors
+from ekiden.kernels.prim_builder import product
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import BufferMap, allocated, stage_block, stores

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from ekiden.arith import simplify
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import PrimExpr, Select, Var, cast, const, logical_and
-from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.block_reduction import Team
 from ekiden.kernels.gpu.launch import MIN_ROW_THREADS, bound, serial, threads_of_row
 from ekiden.kernels.gpu.vector_access import coordinates
+from ekiden.kernels.prim_builder import product
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.prim_func import BufferMap, allocated

@@ -20,7 +20,6 @@ from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import if_then_else
 from ekiden.ir.prim import IntImm, PrimExpr, Var, const, logical_and, minimum
-from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.decision import Decision, Fixed
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.factors import Factors, are_neighbours, factors_of
@@ -32,6 +31,7 @@ from ekiden.kernels.gpu.vector_access import (
     read_width,
     vector_loop,
 )
+from ekiden.kernels.prim_builder import product
 from ekiden.runtime.errors import CompileError
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target

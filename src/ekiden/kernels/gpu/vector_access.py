@@ -17,7 +17,7 @@ from ekiden.ir import dtype as dt
 from ekiden.ir.intrinsic import row_of
 from ekiden.ir.prim import IntImm, Intrinsic, PrimExpr, Var, const, is_const, maximum, minimum
 from ekiden.ir.prim_visitor import free_vars, post_order, substitute
-from ekiden.kernels.cpu.loops import product
+from ekiden.kernels.prim_builder import product
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
 from ekiden.te.tensor import ProducerLoad

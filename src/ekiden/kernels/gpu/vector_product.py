@@ -27,12 +27,12 @@ from typing import TypeAlias
 from ekiden.arith import simplify
 from ekiden.ir import dtype as dt
 from ekiden.ir.prim import PrimExpr, Var, const, is_const, minimum
-from ekiden.kernels.cpu.loops import product
 from ekiden.kernels.decision import Decision, Fixed
 from ekiden.kernels.family import size_of
 from ekiden.kernels.gpu.factors import Factors, are_neighbours, distance_in, factors_of
 from ekiden.kernels.gpu.launch import Group, bound, serial
 from ekiden.kernels.gpu.vector_access import coordinates, lanes_of, tile_start
+from ekiden.kernels.prim_builder import product
 from ekiden.runtime.errors import CompileError
 from ekiden.target import Target
 from ekiden.te.prim_func import allocated

@@ -435,8 +435,8 @@ def _factor(scale: float | Expr) -> float | None:
     return None if value is None else float(np.asarray(value).reshape(()))
 
 
-def _scaled_size(data: Expr, layout: str, scales: Sequence[float | Expr]) -> Expr:
-    """Return the extents of images times factors that are data, rounded."""
+def scaled_size(data: Expr, layout: str, scales: Sequence[float | Expr]) -> Expr:
+    """Return the extents of images or volumes times factors that are data, rounded."""
     spatial_axes = const(np.array(spatial(layout), np.int64))
     extents = cast(take(shape_of(data, "int64"), spatial_axes), "float32")
     scale_exprs = [s if isinstance(s, Expr) else const(np.float32(s)) for s in scales]
@@ -458,7 +458,7 @@ def upsampling(
         attrs = UpSamplingAttrs(1.0, 1.0, layout, method, align_corners)
         how = upsampling_as_resize(attrs, tuple(as_dim(1) for _ in layout))
         modes = how.coordinate_transformation_mode, how.rounding_method
-        size = _scaled_size(data, layout, (scale_h, scale_w))
+        size = scaled_size(data, layout, (scale_h, scale_w))
         return resize2d(data, size, None, layout, how.method, *modes)
     attrs = UpSamplingAttrs(rows, columns, layout, method, align_corners)
     return call("nn.upsampling", data, attrs=attrs)

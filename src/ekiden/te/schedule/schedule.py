@@ -18,7 +18,7 @@ from ekiden.ir.prim import PrimExpr, Var, const, logical_and
 from ekiden.ir.prim_visitor import free_vars, rewrite, substitute
 from ekiden.runtime import Object
 from ekiden.runtime.errors import ScheduleError
-from ekiden.te.inline import post_order_tensors
+from ekiden.te.inline import post_order_tensors, redirect_reads
 from ekiden.te.reducer import CommReducer, Reduce, ReduceAxis, make_reduce
 from ekiden.te.schedule.axis_values import leaves_from_roots, roots_from_leaves
 from ekiden.te.schedule.relations import Axis, Fuse, Reorder, Split, Step, is_reduced
@@ -249,14 +249,7 @@ def _repointed(op: Operation | None, new: Mapping[Tensor, Tensor]) -> Operation 
 
 def repointed_body(op: ComputeOp, new: Mapping[Tensor, Tensor]) -> tuple[PrimExpr, ...]:
     """Return the expressions of a computation over replaced tensors."""
-
-    def change(e: PrimExpr) -> PrimExpr:
-        """Redirect a read of a replaced tensor."""
-        if isinstance(e, ProducerLoad) and e.producer in new:
-            return e.with_fields(producer=new[e.producer])
-        return e
-
-    return tuple(rewrite(b, change) for b in op.body)
+    return tuple(rewrite(b, redirect_reads(new)) for b in op.body)
 
 
 def _is_about_sums(step: Step) -> bool:

@@ -3,6 +3,7 @@ backward passes written elsewhere, call. The pass ExpandOps writes them as other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
@@ -82,19 +83,22 @@ def _like_data(
     return relation
 
 
-def _windows(attrs: MaxPool2DAttrs | AvgPool2DAttrs, grad: Array) -> Iterator[tuple[int, ...]]:
-    """Yield row and column of the gradient, and first row and column of its window."""
+def _windows(
+    attrs: MaxPool2DAttrs | AvgPool2DAttrs, grad: Array, data: Array
+) -> Iterator[tuple[int, int, list[int], list[int]]]:
+    """Yield row and column of the gradient, and the rows and columns of data in its window."""
     (sh, sw), (top, left_pad, _, _) = attrs.strides, attrs.padding
+    (kh, kw), (dh, dw) = attrs.pool_size, attrs.dilation
     for i, j in product(*map(range, grad.shape[2:])):
-        yield i, j, i * sh - top, j * sw - left_pad
+        y, x = i * sh - top, j * sw - left_pad
+        rows = [r for r in range(y, y + kh * dh, dh) if 0 <= r < data.shape[2]]
+        columns = [c for c in range(x, x + kw * dw, dw) if 0 <= c < data.shape[3]]
+        yield i, j, rows, columns
 
 
 def _max_reference(attrs: MaxPool2DAttrs, grad: Array, data: Array) -> Array:
     data_grad = np.zeros_like(data)
-    (kh, kw), (dh, dw) = attrs.pool_size, attrs.dilation
-    for i, j, y, x in _windows(attrs, grad):
-        rows = [r for r in range(y, y + kh * dh, dh) if 0 <= r < data.shape[2]]
-        columns = [c for c in range(x, x + kw * dw, dw) if 0 <= c < data.shape[3]]
+    for i, j, rows, columns in _windows(attrs, grad, data):
         window = data[:, :, rows][:, :, :, columns].reshape(*data.shape[:2], -1)
         best = window.argmax(-1)
         for n, c in np.ndindex(*data.shape[:2]):
@@ -105,11 +109,8 @@ def _max_reference(attrs: MaxPool2DAttrs, grad: Array, data: Array) -> Array:
 
 def _avg_reference(attrs: AvgPool2DAttrs, grad: Array, data: Array) -> Array:
     data_grad = np.zeros_like(data)
-    (kh, kw), (dh, dw) = attrs.pool_size, attrs.dilation
-    for i, j, y, x in _windows(attrs, grad):
-        rows = [r for r in range(y, y + kh * dh, dh) if 0 <= r < data.shape[2]]
-        columns = [c for c in range(x, x + kw * dw, dw) if 0 <= c < data.shape[3]]
-        count = kh * kw if attrs.count_include_pad else len(rows) * len(columns)
+    for i, j, rows, columns in _windows(attrs, grad, data):
+        count = math.prod(attrs.pool_size) if attrs.count_include_pad else len(rows) * len(columns)
         for r, c in product(rows, columns):
             data_grad[:, :, r, c] += grad[:, :, i, j] / count
     return data_grad

@@ -11,18 +11,12 @@ from ekiden.ir.node import node
 from ekiden.ir.op import OPS, Array
 from ekiden.ir.prim import AnyDim, PrimExpr
 from ekiden.ir.type import TensorType
-from ekiden.relay.expr import Call, Expr, const
+from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attempt, call, fail, rank_is
-from ekiden.relay.op.broadcast import multiply
-from ekiden.relay.op.create import shape_of
 from ekiden.relay.op.dynamic import constant_of, declare_dynamic, dynamic, not_negative, shape_dims
-from ekiden.relay.op.elementwise import cast
-from ekiden.relay.op.elementwise import round as rounded
+from ekiden.relay.op.image import scaled_size
 from ekiden.relay.op.image_sampling import Resize3DAttrs
-from ekiden.relay.op.index import take
-from ekiden.relay.op.join import concatenate
 from ekiden.relay.op.nn.space import UpSampling3DAttrs
-from ekiden.relay.op.reshaping import reshape
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import known
 from ekiden.topi.layout import parse, spatial
@@ -97,22 +91,13 @@ def upsampling3d(
     if any(factor is None for factor in factors):
         kind = "linear" if method == "trilinear" else method
         attrs = DynResize3DAttrs((), (), layout, kind, mode)
-        return dynamic("image.resize3d", data, _size(data, layout, scales), attrs=attrs)
+        return dynamic("image.resize3d", data, scaled_size(data, layout, scales), attrs=attrs)
     depth, height, width = (float(np.asarray(f).reshape(())) for f in factors)
     return call(
         "nn.upsampling3d",
         data,
         attrs=UpSampling3DAttrs(depth, height, width, layout, method, mode),
     )
-
-
-def _size(data: Expr, layout: str, scales: Sequence[float | Expr]) -> Expr:
-    """Return the extents of volumes times factors, rounded."""
-    spatial_axes = const(np.array(spatial(layout), np.int64))
-    extents = cast(take(shape_of(data, "int64"), spatial_axes), "float32")
-    scale_exprs = [s if isinstance(s, Expr) else const(np.float32(s)) for s in scales]
-    factors = concatenate([reshape(cast(s, "float32"), (1,)) for s in scale_exprs], 0)
-    return cast(rounded(multiply(extents, factors)), "int64")
 
 
 __all__ = ["upsampling3d"]
