@@ -157,6 +157,7 @@ CLAIMS: dict[str, tuple[str, ...]] = {
         "tests/security/test_serving.py::test_an_output_is_not_asked_for_twice",
         "tests/security/test_serving.py::test_a_body_of_many_values_is_refused",
         "tests/security/test_serving.py::test_long_arrays_are_no_more_than_json",
+        "tests/serve/test_serve_turns.py::test_loop_runs_between_the_chunks_of_a_long_message",
         "benchmarks/serving_load.py",
     ),
     "**Texts.**": (

@@ -15,6 +15,7 @@ from ekiden.serve.batcher import Arrivals
 from ekiden.serve.config import ServerConfig
 from ekiden.serve.datatypes import Array
 from ekiden.serve.logs import Log
+from ekiden.serve.loop_turns import giving_turns
 from ekiden.serve.metrics import Metrics
 from ekiden.serve.reasons import refusal
 from ekiden.serve.repository import Model, Repository, State, Version
@@ -68,8 +69,16 @@ class Engine:
         self._held -= count
 
     async def off_loop(self, call: Callable[[], Result]) -> Result:
-        """Run a function that reads or writes a long message on a reader thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, call)
+        """Run a function that reads or writes a long message on a reader thread, which gives the
+        loop a turn every few milliseconds.
+        """
+        loop = asyncio.get_running_loop()
+
+        def call_with_turns() -> Result:
+            with giving_turns(loop):
+                return call()
+
+        return await loop.run_in_executor(self._readers, call_with_turns)
 
     def _on_event(self, event: str, **fields: object) -> None:
         self.log.write("warning" if event.endswith("failed") else "info", event, **fields)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.datatypes import MAX_TEXTS, Array, Datatype, element_count, text_array
+from ekiden.serve.loop_turns import give_turn
 
 __all__ = ["Contents", "field_bytes", "is_brief_message", "split_request"]
 
@@ -120,6 +121,7 @@ def _numbers(kind: Datatype, payload: memoryview) -> Iterator[npt.NDArray[Any]]:
         return
     at = 0
     while at < len(payload):
+        give_turn()
         codes = np.frombuffer(payload[at : at + PIECE_BYTES], np.uint8)
         ends = np.flatnonzero(codes < 128)
         if not len(ends):

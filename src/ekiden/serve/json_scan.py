@@ -20,6 +20,7 @@ import orjson
 
 from ekiden.runtime.errors import RequestError
 from ekiden.runtime.lazy_dataclass import dataclass
+from ekiden.serve.loop_turns import give_turn
 
 __all__ = [
     "PIECE_BYTES",
@@ -89,6 +90,7 @@ def marks_of(piece: bytes, texts: TextState) -> Marks:
 def pieces_of(data: memoryview) -> Iterator[tuple[int, bytes]]:
     """Yield the chunks of bytes, each with its position."""
     for start in range(0, len(data), PIECE_BYTES):
+        give_turn()
         yield start, bytes(data[start : start + PIECE_BYTES])
 
 

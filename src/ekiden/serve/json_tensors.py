@@ -17,6 +17,7 @@ import orjson
 from ekiden.runtime.errors import RequestError
 from ekiden.serve.datatypes import Array, Datatype, element_count, to_array, to_json
 from ekiden.serve.json_scan import PIECE_BYTES, Marks, TextState, marks_of
+from ekiden.serve.loop_turns import give_turn
 
 __all__ = ["LONG_TENSOR", "json_pieces", "tensor_of"]
 
@@ -55,6 +56,7 @@ def value_pieces(name: str, data: memoryview) -> Iterator[tuple[bytes, Marks]]:
     """Yield the bytes of an array in chunks that end with a comma."""
     at, size = 0, PIECE_BYTES
     while at < len(data):
+        give_turn()
         piece = bytes(data[at : at + size])
         marks = marks_of(piece, TextState())
         if at + size < len(data):
@@ -146,6 +148,7 @@ def json_pieces(name: str, kind: Datatype, array: Array) -> Iterator[bytes]:
     flat = array.reshape(-1)
     yield b"["
     for begin in range(0, len(flat), LONG_TENSOR):
+        give_turn()
         values = to_json(name, kind, flat[begin : begin + LONG_TENSOR])
         text = orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1]
         yield b"," + text if begin else text

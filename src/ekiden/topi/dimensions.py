@@ -262,6 +262,22 @@ def expect_positive(name: str, **numbers: int) -> None:
             raise ValueError(f"{name}: {what!r} must be positive, got {number}")
 
 
+def expect_natural(name: str, what: str, numbers: Sequence[PrimExpr]) -> None:
+    """Check that numbers of elements are not negative. Unknown ones are assumed not to be, so that
+    a run is refused. Raises ValueError where one is known to be.
+    """
+    for number in numbers:
+        value = known(number)
+        if value is None:
+            _assume_natural(number)
+        elif value < 0:
+            raise ValueError(f"{name}: {what!r} must not be negative, got {value}")
+
+
+def _assume_natural(number: PrimExpr) -> None:
+    assume(lambda: number >= 0, (number,))
+
+
 MAX_STEP = 2**31 - 1
 """Of a window's steps, where a tensor beside the data says how many windows there are: so that no
 place leaves int64."""

@@ -52,6 +52,14 @@ ROWS: list[tuple[Build, list[tuple[tuple[int, ...], str]], str]] = [
      "4 channels on axis 1 do not form 0 groups"),
     (lambda x: op.squeeze(x, (2, 2)), [((1, 3, 1), "float32")], "an axis is there twice"),
     (lambda x: op.nn.dilate(x, (1, 0)), [((2, 3), "float32")], "'strides' must be positive, got 0"),
+    (lambda x: op.nn.batch_to_space_nd(x, (2, 3), ((-1, -255), (1, 2))),
+     [((12, 2, 3, 3), "float32")], "'crops' must not be negative, got -1"),
+    (lambda x: op.nn.space_to_batch_nd(x, (2, 2), ((-1, 0), (1, 0))),
+     [((2, 4, 4), "float32")], "'paddings' must not be negative, got -1"),
+    (lambda x: op.nn.space_to_batch_nd(x, (-1, -1), ((0, 0), (0, 0))),
+     [((2, 4, 4), "float32")], "'block_shape' must be positive, got -1"),
+    (lambda x: op.nn.batch_to_space_nd(x, (2, 2), ((0, 0),)),
+     [((4, 4, 4), "float32")], "2 crops expected, got 1"),
     (lambda x: op.cast(x, ""), [((2,), "float32")], "the result cannot have dtype ''"),
 ]
 # fmt: on

@@ -77,3 +77,18 @@ def test_within_branches() -> None:
     branches = relay.reshape(X, relay.shape_of(Y)), relay.zeros(relay.shape_of(Y), "float32")
     function = static(relay.If(condition, *branches))
     assert function.body.checked_type == relay.TensorType((8, 3))
+
+
+@pytest.mark.parametrize("use", [relay.exp, lambda x: relay.Tuple([x, x])])
+def test_operands_without_a_type_leave_their_users_to_inference(
+    use: Callable[[Expr], Expr],
+) -> None:
+    """A call of a closure, whose argument becomes a constant, has none until the end."""
+    condition, a = var("c", (), "bool"), relay.var("a")
+    closures = relay.Function([a], relay.tanh(a)), relay.Function([a], relay.negative(a))
+    argument = relay.exp(relay.const(np.ones((2, 3, 4), "float32")))
+    called = relay.Call(relay.If(condition, *closures), [argument])
+    function = static(use(called))
+    kind = function.body.checked_type
+    shapes = kind.fields if isinstance(kind, relay.TupleType) else [kind]
+    assert all(shape == relay.TensorType((2, 3, 4)) for shape in shapes)

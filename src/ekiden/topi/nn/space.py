@@ -12,9 +12,11 @@ from ekiden.ir.prim import EQ, PrimExpr, Var, binary, const, logical_and
 from ekiden.te import Tensor
 from ekiden.topi.dimensions import (
     Dim,
+    Shape,
     as_dim,
     as_shape,
     expect_least,
+    expect_natural,
     expect_positive,
     expect_shape,
     known,
@@ -85,9 +87,12 @@ def space_to_batch_nd(
     pad_after: Sequence[Dim],
     pad_value: float = 0.0,
 ) -> Tensor:
-    """Rearrange padded blocks of the axes after the batch: positions in a block become batches."""
+    """Rearrange padded blocks of the axes after the batch: positions in a block become batches.
+    Raises ValueError for blocks below 1 and padding below 0.
+    """
     rank = len(block_shape)
     first, last = as_shape(pad_before), as_shape(pad_after)
+    _check_blocks("space_to_batch_nd", block_shape, "paddings", (first, last))
     sizes = [
         tidy((d + a + b) // block)
         for d, a, b, block in zip(data.shape[1:], first, last, block_shape, strict=False)
@@ -109,15 +114,29 @@ def space_to_batch_nd(
     return te.compute(shape, body, name="space_to_batch_nd", tag="injective")
 
 
+def _check_blocks(
+    name: str, block_shape: Sequence[int], what: str, borders: tuple[Shape, Shape]
+) -> None:
+    for block in block_shape:
+        expect_positive(name, block_shape=block)
+    for border in borders:
+        if len(border) != len(block_shape):
+            raise ValueError(f"{name}: {len(block_shape)} {what} expected, got {len(border)}")
+        expect_natural(name, what, border)
+
+
 def batch_to_space_nd(
     data: Tensor,
     block_shape: Sequence[int],
     crop_begin_list: Sequence[Dim],
     crop_end_list: Sequence[Dim],
 ) -> Tensor:
-    """Rearrange batches to positions in blocks of the axes after the batch, then crop."""
+    """Rearrange batches to positions in blocks of the axes after the batch, then crop. Raises
+    ValueError for blocks below 1 and crops below 0, which would show elements outside of the data.
+    """
     rank = len(block_shape)
     first, last = as_shape(crop_begin_list), as_shape(crop_end_list)
+    _check_blocks("batch_to_space_nd", block_shape, "crops", (first, last))
     blocks = product(as_shape(block_shape))
     batch = tidy(data.shape[0] // blocks)
     sizes = [

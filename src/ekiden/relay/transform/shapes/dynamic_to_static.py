@@ -61,13 +61,29 @@ def dynamic_to_static(root: RelayExpr) -> RelayExpr:
     for expr in evaluation_order(root):
         rebuilt = rebuild(expr, [new.get(c, c) for c in children(expr)])
         if isinstance(rebuilt, Call) and isinstance(rebuilt.op, Op):
-            rebuilt = infer_here(_static(rebuilt))
-            # Folding at once lets a shape that became constant make later ones static.
-            rebuilt = fold_call(rebuilt) if isinstance(rebuilt, Call) else rebuilt
-        elif isinstance(rebuilt, (Tuple, TupleGetItem)):
+            rebuilt = _static(rebuilt)
+            if _has_typed_operands(rebuilt):
+                infer_here(rebuilt)
+                # Folding at once lets a shape that became constant make later ones static.
+                rebuilt = fold_call(rebuilt) if isinstance(rebuilt, Call) else rebuilt
+        elif isinstance(rebuilt, (Tuple, TupleGetItem)) and _has_typed_operands(rebuilt):
             infer_here(rebuilt)
         new[expr] = rebuilt
     return new[root]
+
+
+def _has_typed_operands(expr: RelayExpr) -> bool:
+    """Return whether each operand has a type: none has what a rebuilt call of a function gives, or
+    a branch, before the whole is inferred again."""
+    work = list(expr.args if isinstance(expr, Call) else children(expr))
+    while work:
+        operand = work.pop()
+        if operand.checked_type_or_none() is not None:
+            continue
+        if not isinstance(operand, Tuple):
+            return False
+        work.extend(operand.fields)
+    return True
 
 
 def _on_function(function: Function) -> Function:

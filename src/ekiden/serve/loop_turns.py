@@ -1,0 +1,66 @@
+"""Turns of the event loop between the chunks of long work in other threads.
+
+Python's lock has no queue. A thread that gives it back for the microseconds of a NumPy call mostly
+takes it again before the loop's thread is awake, and each time the loop's wait of
+`sys.setswitchinterval` begins anew: 64 MB of numbers let it wait for 130 ms on end. So work in
+chunks waits for a turn of the loop every few milliseconds:
+
+    with giving_turns(loop): read_request(...)    # give_turn() before each chunk
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+__all__ = ["give_turn", "giving_turns"]
+
+TURN_INTERVAL_S = 0.004
+"""Seconds of work between two turns, each of which takes about 0.1 ms."""
+MAX_WAIT_S = 1.0
+"""Seconds that a turn is waited for: a loop that stops has none."""
+
+
+class _Turns:
+    """The turns that one piece of work gives to a loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._has_run = threading.Event()
+        self._last = time.monotonic()
+
+    def give(self) -> None:
+        """Wait until the loop has run, where the last turn was long ago."""
+        if time.monotonic() - self._last < TURN_INTERVAL_S:
+            return
+        self._has_run.clear()
+        try:
+            self._loop.call_soon_threadsafe(self._has_run.set)
+        except RuntimeError:  # the loop is closed: nobody waits for the lock
+            return
+        self._has_run.wait(MAX_WAIT_S)
+        self._last = time.monotonic()
+
+
+_TURNS: ContextVar[_Turns | None] = ContextVar("turns", default=None)
+
+
+@contextmanager
+def giving_turns(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Let `give_turn` inside, in this thread, give turns to a loop of another thread."""
+    token = _TURNS.set(_Turns(loop))
+    try:
+        yield
+    finally:
+        _TURNS.reset(token)
+
+
+def give_turn() -> None:
+    """Let the loop run that `giving_turns` named, if it has not for a while."""
+    turns = _TURNS.get()
+    if turns is not None:
+        turns.give()

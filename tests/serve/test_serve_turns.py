@@ -1,0 +1,82 @@
+"""Long messages are read and written in chunks between which the event loop runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from ekiden.serve import grpc_scan, json_scan, json_tensors, loop_turns
+from ekiden.serve.config import ServerConfig
+from ekiden.serve.datatypes import DATATYPE_BY_NAME
+from ekiden.serve.engine import Engine
+from ekiden.serve.loop_turns import give_turn, giving_turns
+
+pytestmark = pytest.mark.quick
+
+COUNT = 1 << 17
+"""Values of the tensors, which are several chunks."""
+FP32, INT64 = DATATYPE_BY_NAME["FP32"], DATATYPE_BY_NAME["INT64"]
+
+
+class CountingLoop:
+    """A loop that runs at once what it is given, and counts."""
+
+    turns = 0
+
+    def call_soon_threadsafe(self, callback: Callable[..., object], *args: object) -> None:
+        self.turns += 1
+        callback(*args)
+
+
+@pytest.fixture(autouse=True)
+def _turn_at_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_turns, "TURN_INTERVAL_S", 0.0)
+
+
+def _written() -> bytes:
+    return b"".join(json_tensors.json_pieces("y", FP32, np.ones(COUNT, np.float32)))
+
+
+LONG_TEXT = _written()
+LONG_WORK: dict[str, Callable[[], object]] = {
+    "scan": lambda: json_scan.check_values(b"[" + b"1," * COUNT + b"1]", COUNT + 2),
+    "JSON to tensor": lambda: json_tensors.tensor_of("x", FP32, [COUNT], memoryview(LONG_TEXT)),
+    "tensor to JSON": _written,
+    "varints to tensor": lambda: grpc_scan.Contents(
+        memoryview(grpc_scan.field_bytes(3, b"\1" * COUNT))
+    ).tensor("x", INT64, [COUNT]),
+}
+
+
+@pytest.mark.parametrize("name", LONG_WORK)
+def test_loop_runs_between_the_chunks_of_a_long_message(name: str) -> None:
+    loop = CountingLoop()
+    with giving_turns(cast(asyncio.AbstractEventLoop, loop)):
+        LONG_WORK[name]()
+    assert loop.turns >= 2
+
+
+def test_reader_threads_give_turns_to_the_loop_of_their_request(tmp_path: Path) -> None:
+    async def is_loop_run_by_its_reader() -> bool:
+        loop, callbacks = asyncio.get_running_loop(), list[int]()
+
+        def work() -> bool:
+            loop.call_soon_threadsafe(callbacks.append, 1)
+            give_turn()
+            return callbacks == [1]
+
+        return await Engine(tmp_path, ServerConfig()).off_loop(work)
+
+    assert asyncio.run(is_loop_run_by_its_reader())
+
+
+def test_closed_loop_is_not_waited_for() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with giving_turns(loop):
+        give_turn()
