@@ -48,15 +48,12 @@ class CellMath(Protocol):
         """Return min(a, b)."""
 
 
-@dataclass(frozen=True, slots=True)
-class VectorMath:
-    """Cell arithmetic on float32 vector expressions."""
-
-    lanes: int
+class ScalarMath:
+    """Cell arithmetic on float32 expressions."""
 
     def constant(self, value: float) -> PrimExpr:
-        """Return a vector with the number in every lane."""
-        return broadcast(const(value, "float32"), self.lanes)
+        """Return the number."""
+        return const(value, "float32")
 
     def call(self, name: str, value: PrimExpr) -> PrimExpr:
         """Return an intrinsic of one argument."""
@@ -73,6 +70,17 @@ class VectorMath:
     def smaller(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
         """Return min(a, b)."""
         return Min(a, b, a.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorMath(ScalarMath):
+    """Cell arithmetic on float32 vector expressions."""
+
+    lanes: int
+
+    def constant(self, value: float) -> PrimExpr:
+        """Return a vector with the number in every lane."""
+        return broadcast(const(value, "float32"), self.lanes)
 
 
 class ArrayMath:
@@ -281,5 +289,6 @@ __all__ = [
     "ArrayMath",
     "Cell",
     "CellMath",
+    "ScalarMath",
     "VectorMath",
 ]

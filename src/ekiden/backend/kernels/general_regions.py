@@ -14,7 +14,6 @@ from ekiden.arith import simplify
 from ekiden.backend.kernels.general_code import NoGeneralFormError
 from ekiden.ir.intrinsic import call_intrin, if_then_else
 from ekiden.ir.prim import (
-    Div,
     IntImm,
     Max,
     Min,
@@ -29,7 +28,7 @@ from ekiden.ir.prim import (
 from ekiden.kernels.attention.scaled_dot_product import AttentionConfig
 from ekiden.kernels.recurrent.layers import PEEPHOLES
 from ekiden.runtime.lazy_dataclass import dataclass
-from ekiden.topi.cells import Cell
+from ekiden.topi.cells import Cell, ScalarMath
 from ekiden.topi.nn.weights import WORD
 
 PANEL_COLUMNS = 16
@@ -112,25 +111,6 @@ def _memory(shape: Indices, name: str, dtype: str = "float32") -> te.Tensor:
 
 
 # Recurrent layers ---------------------------------------------------------------------------------
-
-
-class _ScalarMaths:
-    """What a cell is written with, for one element."""
-
-    def constant(self, value: float) -> PrimExpr:
-        return const(value, "float32")
-
-    def call(self, name: str, value: PrimExpr) -> PrimExpr:
-        return call_intrin(name, value)
-
-    def divide(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        return Div(a, b, a.dtype)
-
-    def larger(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        return Max(a, b, a.dtype)
-
-    def smaller(self, a: PrimExpr, b: PrimExpr) -> PrimExpr:
-        return Min(a, b, a.dtype)
 
 
 class _Layer:
@@ -351,7 +331,7 @@ class _Layer:
             cell_inputs |= {name: weight[u + n * self.hidden] for n, name in enumerate(PEEPHOLES)}
         if phase:
             cell_inputs["update"] = self.update[b, u]
-        changes = dict(self.cell.step(_ScalarMaths(), phase, x, r, cell_inputs))
+        changes = dict(self.cell.step(ScalarMath(), phase, x, r, cell_inputs))
         if "h" in changes:
             shown = changes["h"]
             changes["shown"] = (
