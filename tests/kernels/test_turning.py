@@ -69,6 +69,30 @@ def test_sizes_known_at_run_time(text: str) -> None:
         np.testing.assert_array_equal(run(data).numpy(), data.transpose(0, 2, 1))  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("text", [*processors(), "c"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_planes_of_floats_become_pixels_of_bytes(channels: int, dtype: str, text: str) -> None:
+    """As images are quantised for a convolution: a border of the zero point, channels padded."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    x, point = relay.var("x", shape=(2, channels, 5, 37)), relay.const(np.asarray(3, dtype))
+    levels = op.add(
+        op.round(op.multiply(x, relay.const(np.float32(50)))), op.cast(point, "float32")
+    )
+    image = op.nn.pad(
+        op.cast(op.clip(levels, low, high), dtype), [(0, 0)] * 2 + [(1, 1)] * 2, point
+    )
+    pixels = op.transpose(image, (0, 2, 3, 1))
+    if channels == 3:
+        pixels = op.nn.pad(pixels, [(0, 0)] * 3 + [(0, 1)], relay.const(np.asarray(0, dtype)))
+    run = ekiden.compile(relay.IRModule.from_expr(relay.Function((x,), pixels)), text)
+    data = np.random.default_rng(0).standard_normal((2, channels, 5, 37)).astype("float32")
+    expected = np.clip(np.round(data * np.float32(50)) + 3, low, high).astype(dtype)
+    expected = np.pad(expected, [(0, 0)] * 2 + [(1, 1)] * 2, constant_values=3)
+    expected = np.pad(expected.transpose(0, 2, 3, 1), [(0, 0)] * 3 + [(0, channels == 3)])
+    np.testing.assert_array_equal(run(data).numpy(), expected)  # type: ignore[union-attr]
+
+
 def test_what_is_made_of_elements() -> None:
     """Of another type too, with other operands beside it, in either order."""
     x, y = relay.var("x", shape=(40, 70)), relay.var("y", shape=(70, 40))

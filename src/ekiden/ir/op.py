@@ -241,6 +241,8 @@ adds. Tuples give the shapes of their fields; of a result that is one, the first
 BoxesOf = Callable[[Any, Sequence[PrimExpr]], Sequence[Sequence[tuple[PrimExpr, int, PrimExpr]]]]
 """(attributes, shape of the argument) -> for each result, what it takes of each axis: first index,
 stride, extent."""
+LowestOf = Callable[[Any], float]
+"""(attributes) -> the number that no element of a result of floats is below."""
 DimsOf = Callable[..., "tuple[Sequence[PrimExpr], Sequence[ShapeCheck]]"]
 """(attributes, argument buffers) -> the unknown dimensions of the result, in order, as int64
 expressions on the shapes and the elements of the arguments; then what must hold of these."""
@@ -281,7 +283,8 @@ class OpDef:
     with scales and zero points. weight_layouts: layout of the data -> of the weight, where that is
     left to the operator. sizes: which arguments say a shape that is data; where these are
     constants, the function of relay.op of its name without "dyn." takes them for attributes
-    (DynamicToStatic). homogeneous: of one tensor, f(x * s) = f(x) * s for s > 0. boxes: which
+    (DynamicToStatic). homogeneous: of one tensor, f(x * s) = f(x) * s for s > 0. lowest: the
+    number that no element of a result of floats is below (NaN is below none). boxes: which
     box of the one argument each result is, where results are nothing else (SliceInPlace). hint: its
     result is its argument, of any type, and there is no kernel (ExpandOps). expanded: it stands for
     other operators on quantised tensors and has no kernel (qnn.transform.CanonicalizeOps).
@@ -325,6 +328,7 @@ class OpDef:
     weight_layouts: Mapping[str, str] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     homogeneous: bool = False
+    lowest: LowestOf | None = None
     boxes: BoxesOf | None = None
     hint: bool = False
     expanded: bool = False

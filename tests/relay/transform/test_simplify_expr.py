@@ -149,6 +149,14 @@ CASES = [
     *((f"{name}(x, copies of number) = {name}(x, number)",
        f"{name}(%x, full_like(%y, 3f))", f"{name}(%x, 3f)")
       for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum")),
+    *(("minimum(min(x), 0) = minimum(maximum(max(x), 0), 0)", f"minimum(min({x}), 0f)",
+       f"minimum(maximum(max({x}), 0f), 0f)")
+      for x in ("nn.relu(%x)", "reshape(clip(%x, a_min=1f, a_max=6f), newshape=[6])",
+                "transpose(sigmoid(%x))")),
+    *(("minimum(min(x), 0) = minimum(maximum(max(x), 0), 0)", body, body)
+      for body in ("minimum(min(%x), 0f)", "minimum(min(nn.relu(%x)), 1f)",
+                   "minimum(min(clip(%x, a_min=0f, a_max=-1f)), 0f)",
+                   "minimum(min(nn.pad(nn.relu(%x), -1f, pad_width=[[0, 1], [0, 0]])), 0f)")),
     ("add(x, copies of number) = add(x, number)",
      'add(zeros(shape=[3], dtype="float32"), %x)', "add(0f, %x)"),
     ("add(x, copies of number) = add(x, number)",
@@ -320,3 +328,12 @@ def test_a_long_chain() -> None:
     text = "\n".join(f"%{i} = add({f'%{i - 1}' if i else body}, 1f);" for i in range(2000))
     made = SimplifyExpr()(program(_main(text + "%1999")))
     assert calls(made) == ["add"]
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, -0.0, 1.0])
+def test_the_least_of_what_is_never_negative_keeps_its_bits(special: float) -> None:
+    module = program(_main("minimum(min(nn.relu(%x)), 0f)"))
+    after = SimplifyExpr(exact=True)(module)
+    assert "min(" not in str(after).replace("minimum(", "")
+    x = np.full((2, 3), special, np.float32)
+    assert_same_meaning(module, after, [x, x], rtol=0)

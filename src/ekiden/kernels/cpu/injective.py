@@ -17,8 +17,8 @@ from itertools import pairwise
 
 from ekiden.arith import Analyzer, simplify
 from ekiden.ir import dtype as dt
-from ekiden.ir.intrinsic import EXPENSIVE
-from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Var, const, minimum
+from ekiden.ir.intrinsic import EXPENSIVE, call_intrin
+from ekiden.ir.prim import Cast, IntImm, Intrinsic, PrimExpr, Var, cast, const, minimum
 from ekiden.ir.prim_visitor import post_order, rewrite, substitute
 from ekiden.kernels.cpu.loops import (
     CHUNK,
@@ -37,8 +37,9 @@ from ekiden.kernels.cpu.loops import (
 from ekiden.kernels.micro_kernels.register_transpose import interleave, tile_size, transpose_rows
 from ekiden.runtime.lazy_dataclass import dataclass
 from ekiden.target import Target
-from ekiden.tir.expr import Buffer, BufferLoad, ramp
+from ekiden.tir.expr import Buffer, BufferLoad, broadcast, ramp
 from ekiden.tir.stmt import Allocate, BufferStore, For, ForKind, Stmt, seq
+from ekiden.tir.transform.loop_vectorization import Vectorizer
 from ekiden.tir.visitor import sequence
 
 TRANSPOSE_BLOCK_ROWS = 64
@@ -52,6 +53,8 @@ PIXELS_PER_TASK = 1024
 """Of a step of a loop that threads share."""
 MIN_TILE_ROWS = 4
 """Rows of a tile transposed in registers, where vectors are not shorter."""
+WORD_DTYPES = {2: "uint16", 4: "uint32"}
+"""Channels of bytes that are a word -> the dtype of that word."""
 MAX_PICKED_ROWS = 128
 """Rows that a vector of columns is walked down where elements of all are picked alike;"""
 MAX_PICKED_ELEMENTS = 1 << 18
@@ -155,6 +158,8 @@ class _InjectiveNest:
             return self.store()
         if (interleaving := self.interleaved_load()) is not None:
             return self.interleaved(*interleaving, top)
+        if (channel_bytes := self.channel_bytes()) is not None:
+            return self.joined(channel_bytes, top)
         inner = self.vector_axis()
         walked = self.strided_axis(inner)
         if walked is not None:
@@ -376,6 +381,63 @@ class _InjectiveNest:
         if top:
             return parallel_outer([*outer, blocks], PIXELS_PER_TASK * channels, stmt)
         return serial([*outer, blocks], stmt)
+
+    def channel_bytes(self) -> list[PrimExpr] | None:
+        """Return the value of each of two or four interleaved channels of bytes that vectors of
+        pixels compute, from data that are planar; else None.
+        """
+        if self.buffer.dtype not in ("int8", "uint8") or len(self.axes) < 2:
+            return None
+        if not self.target.has("shuffles"):  # nor do others split a word's lanes
+            return None
+        pixel, channel = self.axes[-2:]
+        count = channel.extent.value if isinstance(channel.extent, IntImm) else 0
+        coefficient = self.analyzer.coefficient
+        steps = [coefficient(self.index, axis.var) for axis in (pixel, channel)]
+        is_planar = any(coefficient(i, channel.var) not in (0, 1) for i in self.loads.load_indices)
+        if count not in WORD_DTYPES or steps != [count, 1] or not is_planar or self.lanes == 1:
+            return None
+        values = [
+            self.analyzer.simplify(substitute(self.value, {channel.var: const(n)}))
+            for n in range(count)
+        ]
+        indices = Accesses([], values).load_indices
+        is_contiguous = all(coefficient(i, pixel.var) in (0, 1) for i in indices)
+        return values if is_contiguous and estimate([pixel.extent]) >= self.lanes else None
+
+    def joined(self, channel_bytes: Sequence[PrimExpr], top: bool) -> Stmt:
+        """Join the bytes of a pixel's channels to a word, in vectors of pixels; then the pixels
+        that are left, element by element.
+        """
+        outer, (pixel, channel) = self.axes[:-2], self.axes[-2:]
+        count, lanes = len(channel_bytes), self.lanes
+        run, row, column = Var("run"), Var("row"), Var("column")
+        word = WORD_DTYPES[count]
+        vectors = Vectorizer(pixel.var, run * lanes, lanes)
+        joined: PrimExpr | None = None
+        for n, value in enumerate(channel_bytes):
+            # the bits of a negative byte above its own would hide other channels
+            bits = cast(cast(value, f"u{self.buffer.dtype.lstrip('u')}"), word)
+            shifted = bits if n == 0 else call_intrin("left_shift", bits, const(8 * n, word))
+            joined = shifted if joined is None else call_intrin("bitwise_or", joined, shifted)
+        assert joined is not None
+        wide = broadcast(vectors.expr(joined), lanes)
+        elements = dt.with_lanes(self.buffer.dtype, lanes * count)
+        first = substitute(self.index, {pixel.var: run * lanes, channel.var: const(0)})
+        store = BufferStore(
+            self.buffer,
+            call_intrin("reinterpret", wide, dtype=elements),
+            (ramp(simplify(first), 1, lanes * count),),
+        )
+        runs = simplify(pixel.extent // lanes)
+        left = self.store({pixel.var: runs * lanes + row, channel.var: column})
+        stmt = sequence(
+            For(run, const(0), runs, ForKind.SERIAL, store),
+            For(row, const(0), simplify(pixel.extent - runs * lanes), ForKind.SERIAL,
+                For(column, const(0), channel.extent, ForKind.SERIAL, left)),
+        )  # fmt: skip
+        work = estimate([pixel.extent]) * count * cost([self.value])
+        return parallel_outer(outer, work, stmt) if top else serial(outer, stmt)
 
     def _tiles(
         self,

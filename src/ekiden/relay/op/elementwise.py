@@ -17,7 +17,7 @@ from ekiden.ir.attrs import Attrs
 from ekiden.ir.dtype import SCALAR_BITS, to_numpy
 from ekiden.ir.intrinsic import INTRINSICS
 from ekiden.ir.node import node
-from ekiden.ir.op import Array, OpDef, OpPattern, Precision, register_op
+from ekiden.ir.op import Array, LowestOf, OpDef, OpPattern, Precision, register_op
 from ekiden.ir.type import TensorType, Type
 from ekiden.relay.expr import Call, Expr
 from ekiden.relay.op._declare import attrs_of, call, fail, identity_relation, tensors
@@ -95,6 +95,7 @@ def unary(
     result: Callable[[Callable[..., Array]], Callable[..., Array]] = _keep_dtype,
     mixed: Precision = Precision.UNKNOWN,
     fast: str = "",
+    lowest: LowestOf | None = None,
 ) -> Callable[[Expr], Call]:
     """Declare an operator of one argument; gives the function that calls it. Those of floats alone
     are roots, powers and transcendental functions."""
@@ -109,6 +110,7 @@ def unary(
             pattern=OpPattern.ELEMWISE,
             costly=relation is _float_relation,
             fast=fast,
+            lowest=lowest,
             result="data's shape, bool" if relation is _bool_relation else "the type of data",
         )
     )
@@ -136,9 +138,15 @@ def _erf(x: Array) -> Array:
 
 FOLLOW, NEVER = Precision.FOLLOW, Precision.NEVER
 
+
+def _zero(attrs: Attrs | None) -> float:
+    """Return 0, the number that no element is below."""
+    return 0.0
+
+
 # fmt: off
 exp         = unary("exp",         np.exp,       topi.exp, _float_relation, mixed=NEVER,
-                    fast="fast_exp")
+                    fast="fast_exp", lowest=_zero)
 log         = unary("log",         np.log,       topi.log, _float_relation, mixed=NEVER)
 sqrt        = unary("sqrt",        np.sqrt,      topi.sqrt, _float_relation, mixed=FOLLOW)
 rsqrt       = unary("rsqrt",       _rsqrt,       topi.rsqrt, _float_relation, mixed=FOLLOW)
@@ -160,10 +168,11 @@ log2        = unary("log2",        np.log2,      topi.log2, _float_relation)
 log10       = unary("log10",       np.log10,     topi.log10, _float_relation)
 erf         = unary("erf",         _erf,         topi.erf, _float_relation, mixed=NEVER,
                     fast="fast_erf")
-sigmoid     = unary("sigmoid",     _sigmoid,     topi.sigmoid, _float_relation, mixed=FOLLOW)
+sigmoid     = unary("sigmoid",     _sigmoid,     topi.sigmoid, _float_relation, mixed=FOLLOW,
+                    lowest=_zero)
 sin         = unary("sin",         np.sin,       topi.sin, _float_relation)
 cos         = unary("cos",         np.cos,       topi.cos, _float_relation)
-abs         = unary("abs",         np.abs,       topi.abs, mixed=FOLLOW)
+abs         = unary("abs",         np.abs,       topi.abs, mixed=FOLLOW, lowest=_zero)
 negative    = unary("negative",    np.negative,  topi.negative, _number_relation, mixed=FOLLOW)
 sign        = unary("sign",        np.sign,      topi.sign, _number_relation, mixed=FOLLOW)
 floor       = unary("floor",       np.floor,     topi.floor, mixed=FOLLOW)
@@ -276,6 +285,7 @@ register_op(
         reference=_clip_reference,
         lower=lambda attrs, inputs, out: [topi.clip(inputs[0], attrs.a_min, attrs.a_max)],
         pattern=OpPattern.ELEMWISE,
+        lowest=lambda attrs: min(attrs.a_min, attrs.a_max),
         result="the type of data",
     )
 )

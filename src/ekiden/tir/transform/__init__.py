@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ekiden.tir.transform.flat_buffers import flat_index, flatten_buffers
     from ekiden.tir.transform.host_device_split import split_host_device
     from ekiden.tir.transform.init_blocks import lower_init_block
+    from ekiden.tir.transform.integer_casts import skip_integer_casts
     from ekiden.tir.transform.intrinsic_lowering import lower_intrinsics
     from ekiden.tir.transform.loop_invariants import hoist_invariants
     from ekiden.tir.transform.loop_partitioning import loop_partition
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         RemoveNoOp,
         RemoveStoreUndef,
         Simplify,
+        SkipIntegerCasts,
         SplitHostDevice,
         StorageFlatten,
         StorageRewrite,
@@ -105,6 +107,7 @@ __all__ = [
     "RemoveNoOp",
     "RemoveStoreUndef",
     "Simplify",
+    "SkipIntegerCasts",
     "SplitHostDevice",
     "StorageFlatten",
     "StorageRewrite",
@@ -137,6 +140,7 @@ __all__ = [
     "remove_no_op",
     "remove_store_undef",
     "simplify",
+    "skip_integer_casts",
     "split_host_device",
     "storage_rewrite",
     "unify_thread_binding",

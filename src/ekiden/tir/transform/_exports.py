@@ -31,6 +31,9 @@ EXPORTS = {
     "init_blocks": """
         lower_init_block
     """,
+    "integer_casts": """
+        skip_integer_casts
+    """,
     "intrinsic_lowering": """
         lower_intrinsics
     """,
@@ -57,9 +60,9 @@ EXPORTS = {
         ConvertForLoopsToSerial ConvertSSA DropAttributes Filter FlattenBuffer HoistExpression
         HoistIfThenElse InjectDoubleBuffer InjectVirtualThread LoopPartition
         LowerCrossThreadReduction LowerInitBlock LowerIntrin LowerMatchBuffer LowerOpaqueBlock
-        NarrowDataType PASSES RemoveAssume RemoveNoOp RemoveStoreUndef Simplify SplitHostDevice
-        StorageFlatten StorageRewrite TILED_PASSES ThreadSync UnifyThreadBinding UnrollLoop
-        UseAssumptions VectorizeLoop lower prim_func_pass
+        NarrowDataType PASSES RemoveAssume RemoveNoOp RemoveStoreUndef Simplify SkipIntegerCasts
+        SplitHostDevice StorageFlatten StorageRewrite TILED_PASSES ThreadSync UnifyThreadBinding
+        UnrollLoop UseAssumptions VectorizeLoop lower prim_func_pass
     """,
     "scalars_as_tensors": """
         numbers_as_tensors

@@ -35,6 +35,7 @@ from ekiden.tir.transform.double_buffers import inject_double_buffer
 from ekiden.tir.transform.flat_buffers import flatten_buffers
 from ekiden.tir.transform.host_device_split import split_host_device
 from ekiden.tir.transform.init_blocks import lower_init_block
+from ekiden.tir.transform.integer_casts import skip_integer_casts
 from ekiden.tir.transform.intrinsic_lowering import lower_intrinsics
 from ekiden.tir.transform.loop_invariants import hoist_invariants
 from ekiden.tir.transform.loop_partitioning import loop_partition
@@ -187,6 +188,8 @@ FlattenBuffer           = _pass_factory("FlattenBuffer",           flatten_buffe
 """Every buffer is indexed by one element offset."""
 LowerSmallTypes         = _pass_factory("LowerSmallTypes",         lower_small_types)
 """Numbers of a byte and less are computed with in bytes."""
+SkipIntegerCasts        = _pass_factory("SkipIntegerCasts",        skip_integer_casts)
+"""Floats that were rounded and clipped to an unsigned integer's range stay floats."""
 VectorizeLoop           = _pass_factory("VectorizeLoop",           vectorize_loops)
 """Vectorized loops become whole vectors, then one masked vector for what is left."""
 StorageRewrite          = _pass_factory("StorageRewrite",          storage_rewrite)
@@ -232,6 +235,7 @@ PASSES: list[Pass] = [
     HoistIfThenElse(),
     FlattenBuffer(),        # simplifies everything on the way
     LowerSmallTypes(),      # indices are flat; loops may still be serialised
+    SkipIntegerCasts(),     # while zero points that hoisting names are seen to be whole
     VectorizeLoop(),        # and this what it makes
     UnrollLoop(),           # after what is done once for all copies; constants fold into indices
     StorageRewrite(),       # indices are flat: memory of one shape serves any other
@@ -267,6 +271,7 @@ TILED_PASSES: list[Pass] = [
     RemoveAssume(),
     FlattenBuffer(),
     LowerSmallTypes(),
+    SkipIntegerCasts(),
     LowerIntrin(),
 ]
 """For functions with the attribute "tir.tiled": register tiles are written unrolled and in vectors,
@@ -280,6 +285,7 @@ MIXED_PASSES: list[Pass] = [
     UseAssumptions(),
     FlattenBuffer(),
     LowerSmallTypes(),
+    SkipIntegerCasts(),
     VectorizeLoop(),
     LowerIntrin(),
 ]

@@ -37,6 +37,7 @@ register_op(
     OpDef(
         name="nn.relu",
         homogeneous=True,
+        lowest=lambda attrs: 0.0,
         precision=Precision.FOLLOW,
         arguments=("data",),
         relation=identity_relation("nn.relu"),

@@ -33,7 +33,7 @@ from ekiden.arith import prove_equal
 from ekiden.ir.dtype import int_range, is_float, is_int, itemsize
 from ekiden.ir.expr import RelayExpr
 from ekiden.ir.float_tier import FloatTier
-from ekiden.ir.op import OPS, Linear, Op
+from ekiden.ir.op import OPS, Linear, Op, Transposes
 from ekiden.ir.prim import IntImm, PrimExpr, is_const
 from ekiden.ir.type import TensorType
 from ekiden.relay import op
@@ -594,6 +594,33 @@ def _drop_dequantize(call: Call) -> RelayExpr | None:
     return Call(call.op, (x,), call.attrs)
 
 
+def _least_of_positive(call: Call) -> RelayExpr | None:
+    """Replace the smallest element of data that is never below 0, capped at 0, by the largest.
+
+    Both are 0, or NaN where an element is; of no elements 0. A quantiser wants both ends of the
+    range, so that one pass over the data is left.
+    """
+    for least, cap in (call.args, call.args[::-1]):
+        if not (isinstance(least, Call) and least.op == op.get("min") and _is_filled(cap, 0)):
+            continue
+        if is_float(_dtype(least)) and _is_never_below(least.args[0], 0.0):
+            largest = Call(op.get("max"), least.args, least.attrs)
+            return op.minimum(op.maximum(largest, cap), cap)
+    return None
+
+
+def _is_never_below(expr: RelayExpr, number: float) -> bool:
+    """Return whether no element of floats is below a number, as their operator declares."""
+    while isinstance(expr, Call) and isinstance(expr.op, Op):
+        row = expr.op.definition
+        if row.lowest is not None:
+            return row.lowest(expr.attrs) >= number
+        if not row.reshape_only and row.turns is not Transposes.ORDER:
+            return False
+        expr = expr.args[0]
+    return False
+
+
 def _is_one(expr: RelayExpr) -> bool:
     """Return whether an expression is a constant of one element."""
     return isinstance(expr, Constant) and expr.data.size == 1
@@ -606,6 +633,7 @@ CALL_RULES: tuple[tuple[str, Callable[[Call], RelayExpr | None]], ...] = (
     ("argmax(qnn.dequantize(x, scale, zero)) = argmax(x)",             _drop_dequantize),
     ("argmin(qnn.dequantize(x, scale, zero)) = argmin(x)",             _drop_dequantize),
     ("argsort(qnn.dequantize(x, scale, zero)) = argsort(x)",           _drop_dequantize),
+    ("minimum(min(x), 0) = minimum(maximum(max(x), 0), 0)",             _least_of_positive),
     ("add(x, copies of number) = add(x, number)",                      _with_number),
     ("subtract(x, copies of number) = subtract(x, number)",            _with_number),
     ("multiply(x, copies of number) = multiply(x, number)",            _with_number),
