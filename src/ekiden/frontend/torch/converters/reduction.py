@@ -213,47 +213,29 @@ def _topk(
     return [TupleGetItem(largest_k, 0), TupleGetItem(largest_k, 1)]
 
 
-def _cum_extreme(beyond: Callable[[Expr, Expr], Expr]) -> Converter:
-    """Return the converter of a running extreme and its last index; `beyond` tests for at least as
-    extreme.
-    """
+def _cum_extreme(scan: Callable[..., Expr]) -> Converter:
+    """Return the converter of a running extreme and its last index."""
 
     def convert(node: Node, x: Value, dim: int) -> list[Expr | Value | None]:
-        """Combine each element with those 1, 2, 4, ... before it (Hillis-Steele scan) over a
-        constant extent.
-
-        A NaN is the extreme of every prefix that contains one.
+        """Return the extremes of all prefixes and where they are: the last element that is equal to
+        the extreme up to it. A NaN is the extreme of every prefix that contains one.
         """
         if not x.type.shape:
             return [x, constant(np.zeros((), np.int64))]
         axis = node.axis(dim, len(x.type.shape))
-        (extent,) = node.static(x.type.shape[axis : axis + 1], "the axis")
-        values = node.scope.spanned(_numbers(node, x))
-        behind = (1,) * (len(x.type.shape) - axis - 1)
-        numbers = const(np.arange(extent).reshape(-1, *behind))
-        indices = node.scope.spanned(op.broadcast_to(numbers, x.type.shape))
-        step = 1
-        while step < extent:
-            pairs = [(_part(e, axis, 0, extent - step), _part(e, axis, step, extent))
-                     for e in (values, indices)]  # fmt: skip
-            (earlier, later), _ = pairs
-            is_later = beyond(later, earlier)
-            if is_float(x.type.dtype):
-                is_later = op.logical_and(is_later, op.logical_not(op.isnan(earlier)))
-                is_later = op.logical_or(op.isnan(later), is_later)
-            is_later = node.scope.spanned(is_later)
-            values, indices = (
-                op.concatenate([_part(e, axis, 0, step), op.where(is_later, new, old)], axis=axis)
-                for e, (old, new) in zip((values, indices), pairs, strict=True)
-            )
-            step *= 2
-        return [values, indices]
+        data = node.scope.spanned(_numbers(node, x))
+        is_extreme = op.equal(data, scan(data, axis=axis))
+        if is_float(x.type.dtype):
+            is_extreme = op.logical_or(is_extreme, op.isnan(data))
+        numbers: Expr = op.arange(0, x.type.shape[axis], 1, dtype="int64")
+        behind = len(x.type.shape) - axis - 1
+        if behind:
+            numbers = op.expand_dims(numbers, axis=1, num_newaxis=behind)
+        positions = op.where(is_extreme, numbers, const(0, "int64"))
+        indices = node.scope.spanned(op.cummax(positions, axis=axis))
+        return [op.gather(data, axis, indices), indices]
 
     return convert
-
-
-def _part(data: Expr, axis: int, begin: int, end: int) -> Expr:
-    return op.strided_slice(data, [begin], [end], axes=[axis])
 
 
 def _histc(
@@ -307,8 +289,8 @@ ROWS: tuple[Row, ...] = (
     ("var_mean", _var_mean),
     ("cumsum", _cumulative(op.cumsum), per_part),
     ("cumprod", _cumulative(op.cumprod)),
-    ("cummax", _cum_extreme(op.greater_equal)),
-    ("cummin", _cum_extreme(op.less_equal)),
+    ("cummax", _cum_extreme(op.cummax)),
+    ("cummin", _cum_extreme(op.cummin)),
     ("sort", _sort),
     ("topk", _topk),
     ("histc", _histc),
